@@ -41,7 +41,7 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
     try:
         yield temporary
         _flush(temporary)
-        os.replace(temporary, path)
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -61,8 +61,8 @@ def atomic_folder(path: Path | str) -> Iterator[Path]:
             if file.is_file():
                 _flush(file)
         if path.exists():
-            os.replace(path, old)
-        os.replace(temporary, path)
+            path.replace(old)
+        temporary.replace(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
@@ -95,10 +95,10 @@ def read_json(path: Path | str) -> Any:
 
 def sha256_of(path: Path | str) -> str:
     """Hexadecimal SHA-256 of a file, read in blocks."""
-    with open(path, "rb") as file:
+    with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush(path: Path) -> None:
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         os.fsync(file.fileno())
