@@ -109,7 +109,7 @@ class SetSpec:
         packages: pip distributions it is made from; their versions enter the cache's key.
         produce: makes the set from the installed packages. None for a set that is opened and never stored.
         open: ``open(split, **options)`` gives the pairs of a set that is never stored (procedural).
-        zero_shot: gives the tasks on one loaded split.
+        zero_shot: gives the tasks on the pairs that ``load`` returned for one split.
         system: finds a source outside pip and returns {what: version} for the cache's key; raises RuntimeError
             saying what is missing and how to get it.
         helpers: further modules whose source decides what is built; the builder's own module always counts.
@@ -128,7 +128,7 @@ class SetSpec:
     packages: tuple[str, ...] = ()
     produce: Callable[[], RawSet] | None = None
     open: Callable[..., Pairs] | None = None
-    zero_shot: Callable[[Pairs], list[ZeroShotTask]] | None = None
+    zero_shot: Callable[[Any], list[ZeroShotTask]] | None = None
     system: Callable[[], Mapping[str, str]] | None = None
     helpers: tuple[str, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -142,7 +142,14 @@ class SetSpec:
 
 @dataclass(frozen=True)
 class Card:
-    """What a set says about itself, with what is on this machine."""
+    """What a set says about itself, and what of it is on this machine.
+
+    Attributes:
+        counts: samples in train, validation and test, of the built set if there is one; empty for "any number".
+        state: "ready", "missing", "stale" or "damaged" for a stored set, "made on the fly" for the others.
+        lacking: what must be installed before it can be built here, or "".
+        (The others are the fields of ``SetSpec``.)
+    """
 
     name: str
     title: str
@@ -151,8 +158,9 @@ class Card:
     attribution: str
     task: str
     image_size: int
-    counts: Mapping[str, int]
     packages: tuple[str, ...]
-    note: str
-    stored: bool
     optional: bool
+    note: str
+    counts: Mapping[str, int]
+    state: str
+    lacking: str

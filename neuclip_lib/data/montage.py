@@ -1,0 +1,45 @@
+"""A picture of pictures with their captions."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from pathlib import Path
+
+import torch
+
+from neuclip_lib.data.pairs import Pairs
+
+ACROSS = 6
+LINE = 20  # characters a caption line
+
+
+def draw_montage(pairs: Pairs, n: int, seed: int, path: Path, attribution: str = "") -> list[str]:
+    """Draw n pairs, chosen by the seed, in rows of six; return their captions.
+
+    Args:
+        path: of the picture; its ending says the format (png, pdf, svg).
+        attribution: a line to print under the pictures.
+
+    Raises:
+        ValueError: when n is not in 1..len(pairs), or matplotlib does not know the ending.
+    """
+    from matplotlib.figure import Figure
+
+    if not 1 <= n <= len(pairs):
+        raise ValueError(f"n must lie in 1..{len(pairs)} for split {pairs.split!r} of {pairs.name!r}, got {n}")
+    chosen = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(seed))[:n].sort().values
+    images, captions = pairs.images_at(chosen), pairs.captions_at(chosen)
+    across, down = min(ACROSS, n), math.ceil(n / ACROSS)
+    figure = Figure(figsize=(1.6 * across, 1.9 * down + 0.35 * bool(attribution)), layout="constrained")
+    axes = figure.subplots(down, across, squeeze=False).flat
+    for axis in axes:
+        axis.set_axis_off()
+    for axis, image, caption in zip(axes, images, captions, strict=False):
+        axis.imshow(image.permute(1, 2, 0).numpy(), interpolation="nearest")
+        axis.set_title("\n".join(textwrap.wrap(caption, LINE)), fontsize=8)
+    if attribution:
+        figure.supxlabel("\n".join(textwrap.wrap(attribution, 22 * across)), fontsize=7)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    return captions
