@@ -1,1 +1,8 @@
+"""Where alpha, the log-normalizer of each anchor, comes from: the one thing in which the methods differ."""
 
+from neuclip_lib.normalizers.base import Normalizer
+from neuclip_lib.normalizers.batch import BatchNormalizer
+from neuclip_lib.normalizers.prototypes import PrototypeNormalizer, PrototypeOptions
+from neuclip_lib.normalizers.stabilisers import cap_weight
+
+__all__ = ["BatchNormalizer", "Normalizer", "PrototypeNormalizer", "PrototypeOptions", "cap_weight"]
