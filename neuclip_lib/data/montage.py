@@ -32,7 +32,7 @@ def draw_montage(pairs: Pairs, n: int, seed: int, path: Path, attribution: str =
     images, captions = pairs.images_at(chosen), pairs.captions_at(chosen)
     across, down = min(ACROSS, n), math.ceil(n / ACROSS)
     figure = Figure(figsize=(1.6 * across, 1.9 * down + 0.35 * bool(attribution)), layout="constrained")
-    axes = figure.subplots(down, across, squeeze=False).flat
+    axes = figure.subplots(down, across, squeeze=False).ravel()
     for axis in axes:
         axis.set_axis_off()
     for axis, image, caption in zip(axes, images, captions, strict=False):

@@ -41,6 +41,6 @@ SPEC = SetSpec(
     produce=produce,
     helpers=("neuclip_lib.data.render",),
     counts={"train": 5138, "validation": 1010, "test": 1040},
-    note="Names are compositional, and near neighbours (X and X outline) fall on both sides of the split. 50 icons look "
-    "exactly like another with a different name (the letter O and the digit 0); retrieval counts that name as wrong.",
+    note="Names are compositional, and near neighbours (X and X outline) fall on both sides of the split. 50 icons "
+    "look exactly like another with a different name (letter O and digit 0); retrieval counts that name as wrong.",
 )
