@@ -1,0 +1,174 @@
+"""What a run is made of: one frozen dataclass, checked before any work starts, kept as JSON in the run's folder."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from neuclip_lib import data as data_sets
+from neuclip_lib.files import read_json
+from neuclip_lib.methods import get_method
+from neuclip_lib.models import check_model_name
+from neuclip_lib.normalizers import PrototypeOptions
+from neuclip_lib.temperature import TemperatureOptions
+from neuclip_lib.training import options
+from neuclip_lib.training.optim import OptimOptions
+
+Option = bool | int | float | str
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything that decides a run's numbers, and how often it measures and saves.
+
+    Args:
+        method: a name of ``method_names()``.
+        data: a name of ``data.names()``.
+        data_options: further arguments of the data set, such as ``n`` of a procedural one.
+        model: ``small``, ``nano``, ``micro``, ``mini`` or a name of open_clip.
+        seed: of the weights, the order, the augmentation and the prototypes.
+        batch_size: pairs in a step.
+        steps: encoder steps in all.
+        split: ``final`` trains on train and validation and is evaluated on test; ``tune`` trains on train alone, is
+            evaluated on validation and never sees test.
+        augment_shift: pixels by which a training image may move.
+        precision: of the encoders; the loss and the normalizers are float32 in either case.
+        optim: AdamW and its schedule.
+        temperature: how tau starts and whether it is learned.
+        prototypes: the NPN, for ``neuclip`` and wherever it rides along.
+        shadows: methods whose normalizers see every batch without steering the run.
+        threads: of PyTorch on the CPU; None leaves them as they are. The last bits depend on it.
+        device: ``cpu``, ``cuda``, ``cuda:1`` or ``mps``.
+        log_every: steps between rows of training figures.
+        probe_every: steps between exact losses on the probe set; 0 for never.
+        error_every: steps between measurements of the normalizer error; 0 for never.
+        checkpoint_every: steps between checkpoints; 0 for one at the end.
+        keep_last: checkpoints that are kept; None keeps all.
+        preset: where the values came from, for the reader; not compared when a run is resumed.
+    """
+
+    method: str = "neuclip"
+    data: str = "icons"
+    data_options: dict[str, Option] = field(default_factory=dict)
+    model: str = "small"
+    seed: int = 0
+    batch_size: int = 128
+    steps: int = 700
+    split: Literal["final", "tune"] = "final"
+    augment_shift: int = 0
+    precision: Literal["float32", "bfloat16"] = "float32"
+    optim: OptimOptions = field(default_factory=OptimOptions)
+    temperature: TemperatureOptions = field(default_factory=TemperatureOptions)
+    prototypes: PrototypeOptions = field(default_factory=PrototypeOptions)
+    shadows: tuple[str, ...] = ()
+    threads: int | None = None
+    device: str = "cpu"
+    log_every: int = 10
+    probe_every: int = 100
+    error_every: int = 0
+    checkpoint_every: int = 100
+    keep_last: int | None = 2
+    preset: str = "custom"
+
+    @property
+    def train_split(self) -> str:
+        """The part of the data that is trained on."""
+        return "train" if self.split == "tune" else "train+validation"
+
+    @property
+    def eval_split(self) -> str:
+        """The part that is evaluated on; a run that tunes never reads test."""
+        return "validation" if self.split == "tune" else "test"
+
+    def check(self) -> None:
+        """Look at every field without reading data.
+
+        Raises:
+            ValueError: naming the field, the value, what is allowed and, for a name, the closest one.
+
+        Warns:
+            UserWarning: when the warm-up is longer than the run.
+        """
+        options.from_dict(TrainConfig, options.to_dict(self))
+        for method in (self.method, *self.shadows):
+            get_method(method)
+        if len(set(self.shadows)) < len(self.shadows) or self.method in self.shadows:
+            raise ValueError(f"shadows must be different methods other than {self.method!r} itself, got {self.shadows}")
+        data_sets.card(self.data)
+        check_model_name(self.model)
+        self._check_numbers()
+        self.optim.check()
+        self.temperature.check()
+        self.prototypes.check()
+        check_device(self.device)
+        if self.optim.warmup > self.steps > 0:
+            warnings.warn(
+                f"the warm-up of {self.optim.warmup} steps is longer than the run of {self.steps}: "
+                "the learning rate never reaches its peak",
+                stacklevel=2,
+            )
+
+    def _check_numbers(self) -> None:
+        if self.batch_size < 2:
+            raise ValueError(f"batch_size must be at least 2, got {self.batch_size}: one pair alone has no negatives")
+        for name, low in (("steps", 0), ("seed", 0), ("augment_shift", 0), ("log_every", 1), ("probe_every", 0)):
+            _at_least(self, name, low)
+        for name, low in (("error_every", 0), ("checkpoint_every", 0), ("threads", 1), ("keep_last", 1)):
+            _at_least(self, name, low)
+
+
+def check_device(name: str) -> torch.device:
+    """The device of that name.
+
+    Raises:
+        ValueError: when there is no such device on this machine; there is no silent way back to the CPU.
+    """
+    usable = ["cpu"]
+    usable += [f"cuda:{number}" for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)]
+    usable += ["mps"] if torch.backends.mps.is_available() else []
+    known = [*usable, "cuda"] if len(usable) > 1 and "cuda:0" in usable else usable
+    if name not in known:
+        raise ValueError(f"device {name!r} is not on this machine; it has {', '.join(known)}")
+    return torch.device(name)
+
+
+def to_json(config: TrainConfig) -> dict[str, Any]:
+    """The config as JSON values; :func:`from_json` gives an equal one."""
+    return options.to_dict(config)
+
+
+def from_json(values: Mapping[str, Any]) -> TrainConfig:
+    """The config back from JSON values.
+
+    Raises:
+        ValueError: for an unknown field or a value of the wrong type.
+    """
+    return options.from_dict(TrainConfig, values)
+
+
+def read_config(path: Path) -> TrainConfig:
+    """The config in a file.
+
+    Raises:
+        RuntimeError: naming the file, when it is missing, damaged or of another library's version.
+    """
+    try:
+        return from_json(read_json(path))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise RuntimeError(f"{path} is no training config of this version: {error}") from error
+
+
+def differences(left: TrainConfig, right: TrainConfig) -> dict[str, tuple[Any, Any]]:
+    """Fields in which two configs differ, by dotted name, with both values; the preset's name is left out."""
+    return {name: pair for name, pair in options.differences(left, right).items() if name != "preset"}
+
+
+def _at_least(config: TrainConfig, name: str, low: int) -> None:
+    value = getattr(config, name)
+    if value is not None and value < low:
+        raise ValueError(f"{name} must be at least {low}, got {value}")

@@ -1,0 +1,133 @@
+"""What a run measures about itself: means over steps, the exact loss on a probe set, the normalizer error."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neuclip_lib.conjugate import residual
+from neuclip_lib.contrast import GlobalBatch, log_mean_exp_over_negatives
+from neuclip_lib.data.pairs import Pairs
+from neuclip_lib.evaluation.embed import embed_pairs
+from neuclip_lib.evaluation.normalizer_error import normalizer_error
+from neuclip_lib.models import ImageTextModel
+from neuclip_lib.normalizers import BatchNormalizer, Normalizer
+from neuclip_lib.training.step import Seen
+
+PROBE_SIZE = 512
+PROBE_SEED = 0
+NOTHING = 1e-14
+"""The eps of the plain batch estimate, that of ``gcl-batch``."""
+
+
+class Window:
+    """Sums over the steps since the last row, kept on the device so that no step waits for it.
+
+    Part of the checkpoint: a resumed run writes the same rows.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.count = 0
+        self.sums = torch.zeros(3, device=device)
+        self.largest = torch.zeros((), device=device)
+
+    @torch.no_grad()
+    def add(self, seen: Seen) -> None:
+        """Count one step."""
+        alpha, log_x = torch.cat(seen.alpha), torch.cat(seen.log_eps_plus_g)
+        self.count += 1
+        self.sums += torch.stack([seen.loss, alpha.mean(), residual(alpha, log_x).mean()])
+        self.largest = torch.maximum(self.largest, (log_x - alpha).max().exp())
+
+    def take(self) -> dict[str, float]:
+        """The figures of the row, and start again; waits for the device."""
+        loss, alpha, r = (self.sums / max(1, self.count)).tolist()
+        largest = self.largest.item()
+        self.count = 0
+        self.sums.zero_()
+        self.largest.zero_()
+        return {"loss": loss, "mean_alpha": alpha, "mean_r": r, "largest_weight": largest}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Count, sums and maximum."""
+        return {"count": self.count, "sums": self.sums.clone(), "largest": self.largest.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what :meth:`state_dict` gave."""
+        self.count = state["count"]
+        self.sums.copy_(state["sums"])
+        self.largest.copy_(state["largest"])
+
+
+class Stopwatch:
+    """Samples a second of training itself, without the time that measuring and saving take."""
+
+    def __init__(self) -> None:
+        self._samples, self._begun, self._paused = 0, time.perf_counter(), 0.0
+
+    def add(self, samples: int) -> None:
+        """Count samples."""
+        self._samples += samples
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time in this block does not count."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._paused += time.perf_counter() - begun
+
+    def take(self) -> float:
+        """Samples a second since the last call."""
+        now = time.perf_counter()
+        rate = self._samples / max(1e-9, now - self._begun - self._paused)
+        self._samples, self._begun, self._paused = 0, now, 0.0
+        return rate
+
+
+class Chosen(Pairs):
+    """Some of the pairs of a set, in place of a copy of them."""
+
+    def __init__(self, pairs: Pairs, places: Tensor) -> None:
+        self.name, self.split, self.image_size = pairs.name, pairs.split, pairs.image_size
+        self.content_hash = pairs.content_hash
+        self.index, self.group = pairs.index[places], pairs.group[places]
+        self._pairs, self._places = pairs, places
+
+    def images_at(self, i: Tensor) -> Tensor:
+        return self._pairs.images_at(self._places[i])
+
+    def captions_at(self, i: Tensor | None = None) -> list[str]:
+        return self._pairs.captions_at(self._places if i is None else self._places[i])
+
+    def vocabulary_texts(self) -> Iterable[str]:
+        return self._pairs.vocabulary_texts()
+
+
+def probe_set(pairs: Pairs, size: int = PROBE_SIZE) -> Chosen:
+    """A fixed choice of ``min(size, n)`` training pairs, the same for every run on the same data."""
+    order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(PROBE_SEED))
+    return Chosen(pairs, order[:size].sort().values)
+
+
+@torch.no_grad()
+def probe_loss(model: ImageTextModel, probe: Pairs, tau: Tensor) -> float:
+    """Mean of ``(log g1 + log g2)/2`` over the probe set, negatives within it, eps = 0: what methods have in common."""
+    e1, e2 = embed_pairs(model, probe)
+    log_g1, log_g2 = log_mean_exp_over_negatives(e1, e2, GlobalBatch(e1, e2), tau)
+    return float((log_g1 + log_g2).mean() / 2)
+
+
+def normalizer_errors(
+    model: ImageTextModel, pairs: Pairs, estimators: Mapping[str, Normalizer], tau: Tensor, batch_size: int
+) -> dict[str, dict[str, Any]]:
+    """Error of every estimator, and of the plain batch estimate as ``batch``, on all training pairs embedded anew."""
+    e1, e2 = embed_pairs(model, pairs)
+    everyone = {**estimators, "batch": BatchNormalizer(NOTHING)}
+    return normalizer_error(e1, e2, pairs.index.to(e1.device), everyone, tau, batch_size)

@@ -1,0 +1,284 @@
+"""The trainer: build or restore, step, record, save; stop cleanly when asked or when a loss is not finite."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from neuclip_lib import data as data_sets
+from neuclip_lib.data.pairs import Pairs
+from neuclip_lib.files import write_json
+from neuclip_lib.models import ImageTextModel, build_model, load_model
+from neuclip_lib.normalizers import Normalizer
+from neuclip_lib.progress import track
+from neuclip_lib.temperature import Temperature
+from neuclip_lib.training import checkpoint
+from neuclip_lib.training.config import TrainConfig, check_device
+from neuclip_lib.training.distributed import require_one_process
+from neuclip_lib.training.feed import Feed
+from neuclip_lib.training.folder import claimed, default_folder, note_resume, require_same_config, write_identity
+from neuclip_lib.training.log import MetricsLog
+from neuclip_lib.training.measure import Stopwatch, Window, normalizer_errors, probe_loss, probe_set
+from neuclip_lib.training.optim import build_optimizer, set_learning_rates
+from neuclip_lib.training.run import CHECKPOINTS, FAILURE, Run, build_parts
+from neuclip_lib.training.signals import StopRequest
+from neuclip_lib.training.step import Guard, NonFinite, Seen, Trainee, train_step
+
+
+def train(config: TrainConfig, out: Path | str | None = None, resume: bool = True, quiet: bool = False) -> Run:
+    """Train, or take up where the run in the folder stopped; a finished run returns at once.
+
+    On the CPU a run that was stopped and taken up, at any step, ends with the same weights to the bit.
+
+    Args:
+        config: what to do; checked before any work.
+        out: the run's folder; by default ``RUNS/PRESET/METHOD``.
+        resume: go on with a run that is already there; otherwise refuse.
+        quiet: print nothing but warnings.
+
+    Raises:
+        ValueError: for a config that makes no sense, or a batch larger than the data.
+        RuntimeError: when the folder cannot be written, is in use or holds another run; when a package that the data
+            need is missing; when the environment asks for several processes; when a loss is not finite.
+        KeyboardInterrupt, SystemExit: after SIGINT or SIGTERM, once the state is saved.
+    """
+    config.check()
+    require_one_process()
+    folder = Path(out) if out is not None else default_folder(config)
+    with claimed(folder), _threads(config.threads):
+        there = require_same_config(folder, config, resume)
+        if there and Run(folder).finished:
+            _say(quiet, f"{folder} is finished: {config.steps} steps of {config.method}")
+            return Run(folder)
+        pairs = _load_pairs(config)
+        session = _Session(config, folder, pairs, there, quiet)
+        with StopRequest() as stop:
+            session.run(stop)
+        stop.leave()
+    return Run(folder)
+
+
+class _Session:
+    """One process's share of a run: from a checkpoint, or the beginning, to the end or a signal."""
+
+    def __init__(self, config: TrainConfig, folder: Path, pairs: Pairs, there: bool, quiet: bool) -> None:
+        self.config, self.folder, self.pairs, self.quiet = config, folder, pairs, quiet
+        self.device = check_device(config.device)
+        self.checkpoints = folder / CHECKPOINTS
+        self.start = checkpoint.newest_valid(self.checkpoints) if there else None
+        model = self._model().to(self.device)
+        if there:
+            note_resume(folder, self.start, pairs)
+        else:
+            write_identity(folder, config, pairs, model)
+        self.trainee = build_trainee(config, model, self.device)
+        self.window = Window(self.device)
+        if self.start is not None:
+            state = checkpoint.load_state(checkpoint.step_folder(self.checkpoints, self.start), self.device)
+            self.trainee.load_state(state)
+            self.window.load_state_dict(state["window"])
+        self._clean()
+        self.feed = Feed(pairs, model, config.batch_size, config.seed, config.augment_shift, self.device)
+        self.probe = probe_set(pairs)
+        self.guard = Guard(self.device, self.trainee.optimizer)
+        self.watch = Stopwatch()
+        self.last: Seen | None = None
+
+    def run(self, stop: StopRequest) -> None:
+        """Step until the end, or until a signal asks to stop; the state is saved in either case."""
+        begin = self.start or 0
+        self.log = MetricsLog(self.folder, self.start)
+        try:
+            if self.start is None:
+                self._probe(0)
+            done = begin
+            for step in self._progress(range(begin, self.config.steps), begin):
+                self._step(step)
+                done = step + 1
+                self._record(done)
+                if stop.signal is not None:
+                    break
+            if done not in checkpoint.steps_in(self.checkpoints):
+                self._save(done)
+            if stop.signal is not None:
+                print(f"saved after step {done} in {self.folder}; the same command goes on from there", file=sys.stderr)
+        finally:
+            self.log.close()
+
+    def _clean(self) -> None:
+        """Remove what an earlier process left and this one writes anew."""
+        checkpoint.discard_after(self.checkpoints, self.start)
+        checkpoint.prune(self.checkpoints, self.config.keep_last)
+        shutil.rmtree(self.folder / FAILURE, ignore_errors=True)
+        (self.folder / FAILURE).with_suffix(".json").unlink(missing_ok=True)
+
+    def _model(self) -> ImageTextModel:
+        if self.start is not None:
+            return load_model(checkpoint.step_folder(self.checkpoints, self.start))
+        words = self.pairs.vocabulary_texts()
+        return build_model(self.config.model, words, self.pairs.image_size, self.config.seed)
+
+    def _step(self, step: int) -> None:
+        config = self.config
+        self.trainee.model.train()
+        set_learning_rates(self.trainee.optimizer, step, config.steps, config.optim.warmup)
+        batch = self.feed.batch(step)
+        try:
+            seen = train_step(self.trainee, batch, self.guard, step, config.precision, config.optim.clip_norm)
+        except NonFinite as error:
+            raise self._failure(error) from None
+        self.last = seen
+        self.window.add(seen)
+        self.watch.add(config.batch_size)
+
+    def _record(self, done: int) -> None:
+        """Whatever is due after ``done`` steps; the last step gets everything."""
+        config = self.config
+        at_end = done == config.steps
+
+        def due(every: int) -> bool:
+            return bool(every) and (done % every == 0 or at_end)
+
+        if due(config.log_every):
+            try:
+                self.guard.check()
+            except NonFinite as error:
+                raise self._failure(error) from None
+            self._write_train_row(done)
+        with self.watch.paused():
+            if due(config.probe_every):
+                self._probe(done)
+            if due(config.error_every):
+                self._normalizer_error(done)
+            if config.checkpoint_every and done % config.checkpoint_every == 0:
+                self._save(done)
+
+    def _write_train_row(self, done: int) -> None:
+        assert self.last is not None
+        row: dict[str, Any] = {"step": done, "kind": "train", "epoch": self.feed.epoch(done - 1), **self.window.take()}
+        row["tau"] = self.last.tau.item()
+        row["learning_rate"] = self.trainee.optimizer.param_groups[0]["lr"]
+        row["gradient_norm"] = self.last.gradient_norm.item()
+        row["samples_per_second"] = round(self.watch.take(), 1)
+        self.log.write(row)
+
+    @torch.no_grad()
+    def _probe(self, done: int) -> None:
+        if not self.config.probe_every:
+            return
+        tau = self._tau()
+        loss = probe_loss(self.trainee.model, self.probe, tau)
+        self.log.write({"step": done, "kind": "probe", "loss": loss, "n": len(self.probe), "tau": tau.item()})
+
+    @torch.no_grad()
+    def _normalizer_error(self, done: int) -> None:
+        tau = self._tau()
+        estimators: dict[str, Normalizer] = {self.config.method: self.trainee.parts.normalizer, **self.trainee.shadows}
+        errors = normalizer_errors(self.trainee.model, self.pairs, estimators, tau, self.config.batch_size)
+        row = {"step": done, "kind": "normalizer_error", "tau": tau.item(), "estimators": errors}
+        self.log.write(row)
+
+    def _tau(self) -> torch.Tensor:
+        self.trainee.temperature.project()
+        return self.trainee.temperature().detach()
+
+    def _save(self, done: int) -> None:
+        self.log.sync()
+        checkpoint.save(
+            checkpoint.step_folder(self.checkpoints, done),
+            done,
+            self.trainee.model,
+            {"step": done, "window": self.window.state_dict(), **self.trainee.state()},
+        )
+        checkpoint.prune(self.checkpoints, self.config.keep_last)
+
+    def _failure(self, error: NonFinite) -> RuntimeError:
+        """Save the state and what was seen; the error to raise."""
+        folder, report = self.folder / FAILURE, describe_failure(error.step, error.seen)
+        state = {"step": error.step, "window": self.window.state_dict(), **self.trainee.state()}
+        checkpoint.save(folder, error.step, self.trainee.model, state)
+        write_json(folder.with_suffix(".json"), report)
+        shown = ", ".join(f"{name} {value}" for name, value in report.items() if name != "samples")
+        return RuntimeError(
+            f"the loss or its gradient is not a finite number: {shown}. The state before that step is in {folder}, "
+            f"this report with the samples in {folder.with_suffix('.json')}. Try a smaller optim.lr, "
+            "optim.clip_norm=1, prototypes.weight_cap=5, a larger temperature.low or precision='float32'"
+        )
+
+    def _progress(self, steps: range, begin: int) -> Iterable[int]:
+        if self.quiet or not steps:
+            return steps
+        label = f"train {self.config.method}"
+        return track(steps, label, total=self.config.steps, start=begin, describe=self._describe)
+
+    def _describe(self) -> str:
+        return f"loss {self.last.loss.item():.3f}" if self.last is not None else ""
+
+
+def build_trainee(config: TrainConfig, model: ImageTextModel, device: torch.device) -> Trainee:
+    """The encoders with a fresh temperature, normalizers and optimizer."""
+    temperature = Temperature(config.temperature).to(device)
+    return Trainee(
+        model=model,
+        temperature=temperature,
+        parts=build_parts(config, config.method, model.dim, device),
+        shadows={name: build_parts(config, name, model.dim, device).normalizer for name in config.shadows},
+        optimizer=build_optimizer(model, temperature, config.optim, config.temperature.lr),
+    )
+
+
+def describe_failure(step: int, seen: Seen) -> dict[str, Any]:
+    """What a bad step saw, as JSON values; numbers that are not finite are written out in words."""
+
+    def extent(sides: tuple[torch.Tensor, torch.Tensor]) -> list[float | str]:
+        both = torch.cat(sides)
+        return [_say_number(both.min().item()), _say_number(both.max().item())]
+
+    return {
+        "step": step + 1,
+        "loss": _say_number(seen.loss.item()),
+        "gradient_norm": _say_number(seen.gradient_norm.item()),
+        "tau": _say_number(seen.tau.item()),
+        "alpha": extent(seen.alpha),
+        "log_g": extent(seen.log_g),
+        "embedding_length": extent(seen.lengths),
+        "samples": seen.index.tolist(),
+    }
+
+
+def _say_number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+def _load_pairs(config: TrainConfig) -> Pairs:
+    pairs = data_sets.load(config.data, config.train_split, **config.data_options)
+    if config.batch_size > len(pairs):
+        raise ValueError(
+            f"batch_size {config.batch_size} is larger than the {len(pairs)} pairs of {config.data!r} "
+            f"({config.train_split}); take at most {len(pairs)}"
+        )
+    return pairs
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """PyTorch's threads inside the block; a notebook gets its own number back."""
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _say(quiet: bool, text: str) -> None:
+    if not quiet:
+        print(text, flush=True)

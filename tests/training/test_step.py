@@ -1,0 +1,216 @@
+"""One step against a written-out form; the guard; the temperature's bounds; what the loss reads is what is optimised."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from neuclip_lib.contrast import GlobalBatch
+from neuclip_lib.methods import method_names
+from neuclip_lib.models import build_model
+from neuclip_lib.training import TrainConfig, step, trainer
+from neuclip_lib.training.distributed import gather, require_one_process
+from neuclip_lib.training.feed import Batch
+from neuclip_lib.training.optim import set_learning_rates
+
+WORDS = ["a red circle above a blue square", "two small green triangles"]
+CPU = torch.device("cpu")
+
+
+def _batch(size: int = 8, seed: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    words = sorted({word for text in WORDS for word in text.split()})
+    texts = [
+        " ".join(words[k] for k in torch.randint(len(words), (4,), generator=generator).tolist()) for _ in range(size)
+    ]
+    model = build_model("small", WORDS, 32, seed=0)
+    return Batch(torch.randn(size, 3, 32, 32, generator=generator), model.tokenize(texts), torch.arange(size))
+
+
+def _trainee(config: TrainConfig) -> step.Trainee:
+    trainee = trainer.build_trainee(config, build_model("small", WORDS, 32, seed=0), CPU)
+    set_learning_rates(trainee.optimizer, step=10, steps=20, warmup=0)
+    return trainee
+
+
+def _do(trainee: step.Trainee, batch: Batch, **options: object) -> step.Seen:
+    guard = step.Guard(CPU, trainee.optimizer)
+    return step.train_step(trainee, batch, guard, 0, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_an_openclip_step_equals_cross_entropy_written_out(small: Callable[..., TrainConfig], learned: bool) -> None:
+    config = small("openclip", batch_size=8, learned=learned)
+    trainee, batch = _trainee(config), _batch()
+    by_hand = _trainee(config)
+    seen = _do(trainee, batch)
+
+    e1, e2 = by_hand.model.encode_image(batch.images), by_hand.model.encode_text(batch.tokens)
+    tau = by_hand.temperature()
+    logits, target = e1 @ e2.T / tau, torch.arange(8)
+    cross = torch.nn.functional.cross_entropy
+    loss = (cross(logits, target) + cross(logits.T, target)) / 2
+    by_hand.optimizer.zero_grad()
+    loss.backward()
+    assert seen.loss.item() == pytest.approx(loss.item() - math.log(7), abs=2e-5)
+    for (name, mine), other in zip(trainee.model.named_parameters(), by_hand.model.parameters(), strict=True):
+        if other.grad is not None:
+            torch.testing.assert_close(mine.grad, other.grad, rtol=2e-3, atol=2e-6, msg=name)
+    if learned:
+        assert trainee.temperature.log_inverse.grad is not None
+        torch.testing.assert_close(
+            trainee.temperature.log_inverse.grad, by_hand.temperature.log_inverse.grad, rtol=1e-3, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("method", method_names())
+def test_64_pairs_are_learned_well_below_chance(small: Callable[..., TrainConfig], method: str) -> None:
+    """The exact loss over 64 distinct pairs falls from about 0 (chance, all similarities equal) to below -3."""
+    config = small(method, batch_size=64, m=64, steps=40, **{"optim.lr": 4e-3})
+    trainee, batch = _trainee(config), _batch(64)
+    for done in range(40):
+        set_learning_rates(trainee.optimizer, done, 40, 4)
+        seen = _do(trainee, batch)
+    assert torch.cat(seen.log_g).mean().item() < -3
+    assert seen.tau.item() == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("raw", [6.0, -1.0])
+def test_a_loaded_temperature_is_inside_its_bounds_in_the_first_forward(
+    small: Callable[..., TrainConfig], raw: float
+) -> None:
+    trainee = _trainee(small("openclip", batch_size=8, learned=True))
+    state = trainee.state()
+    state["temperature"] = {"log_inverse": torch.tensor(raw)}
+    trainee.load_state(state)
+    taus = [_do(trainee, _batch()).tau.item() for _ in range(2)]
+    assert all(0.01 <= tau <= 1.0 for tau in taus)
+    assert taus[0] == pytest.approx(0.01 if raw > 0 else 1.0, rel=1e-5)
+
+
+def test_after_loading_the_loss_reads_the_objects_that_the_optimizer_moves(small: Callable[..., TrainConfig]) -> None:
+    trainee = _trainee(small("openclip", batch_size=8, learned=True))
+    _do(trainee, _batch())
+    fresh = _trainee(small("openclip", batch_size=8, learned=True))
+    fresh.model.load_state_dict(trainee.model.state_dict())
+    fresh.load_state(copy.deepcopy(trainee.state()))
+    in_optimizer = {id(p) for group in fresh.optimizer.param_groups for p in group["params"]}
+    assert id(fresh.temperature.log_inverse) in in_optimizer
+    assert {id(p) for p in fresh.model.parameters() if p.requires_grad} <= in_optimizer
+    first = _do(fresh, _batch())
+    assert _do(fresh, _batch()).tau.item() != first.tau.item()
+
+
+def test_shadows_see_the_batches_and_steer_nothing(small: Callable[..., TrainConfig]) -> None:
+    alone = _trainee(small("openclip", batch_size=8))
+    watched = _trainee(small("openclip", batch_size=8, shadows=("neuclip", "gcl-batch"), m=12))
+    own = _trainee(small("neuclip", batch_size=8, m=12))
+    for seed in range(3):
+        _do(alone, _batch(seed=seed))
+        _do(watched, _batch(seed=seed))
+    for mine, other in zip(alone.model.parameters(), watched.model.parameters(), strict=True):
+        assert torch.equal(mine, other)
+    assert watched.shadows["neuclip"].state_dict()["counters"][3] == 3
+    # On the same embeddings a shadow is what the method's own normalizer would be.
+    fresh = _trainee(small("openclip", batch_size=8, shadows=("neuclip",), m=12))
+    _do(fresh, _batch())
+    _do(own, _batch())
+    assert torch.equal(fresh.shadows["neuclip"].state_dict()["w"], own.parts.normalizer.state_dict()["w"])
+
+
+def _snapshot(trainee: step.Trainee) -> dict:
+    return copy.deepcopy({"model": trainee.model.state_dict(), **trainee.state()})
+
+
+def _equal(left: object, right: object) -> bool:
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return torch.equal(left, right)
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(_equal(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
+        return len(left) == len(right) and all(map(_equal, left, right))
+    return left == right
+
+
+@pytest.mark.parametrize("method", ["openclip", "neuclip"])
+def test_a_step_with_a_nan_changes_nothing_and_says_what_it_saw(small: Callable[..., TrainConfig], method: str) -> None:
+    trainee = _trainee(small(method, batch_size=8, m=12, shadows=("gcl-batch",)))
+    _do(trainee, _batch())
+    before = _snapshot(trainee)
+    bad = _batch(seed=1)
+    bad.images[3, 0, 0, 0] = float("nan")
+    with pytest.raises(step.NonFinite) as error:
+        _do(trainee, bad)
+    assert _equal(before, _snapshot(trainee))
+    report = trainer.describe_failure(error.value.step, error.value.seen)
+    assert report["step"] == 1
+    assert report["loss"] == "nan"
+    assert report["samples"] == list(range(8))
+    assert report["tau"] == pytest.approx(0.05)
+    assert "nan" in report["embedding_length"]
+
+
+def test_a_gradient_that_is_not_finite_stops_the_step_even_when_the_loss_is(small: Callable[..., TrainConfig]) -> None:
+    trainee = _trainee(small("openclip", batch_size=8))
+    before = _snapshot(trainee)
+    parameter = next(iter(trainee.model.parameters()))
+    hook = parameter.register_hook(lambda gradient: gradient * float("inf"))
+    with pytest.raises(step.NonFinite) as error:
+        _do(trainee, _batch())
+    hook.remove()
+    assert math.isfinite(error.value.seen.loss.item())
+    assert _equal(before, _snapshot(trainee))
+
+
+def test_the_guard_of_an_accelerator_finds_the_first_bad_step_when_asked(small: Callable[..., TrainConfig]) -> None:
+    guard = step.Guard(CPU, _trainee(small("openclip")).optimizer)
+    guard.raises_at_once = False  # its bookkeeping, without the device
+    good = _do(_trainee(small("openclip", batch_size=8)), _batch())
+    guard.look(0, good)
+    guard.check()
+    guard.look(1, good)
+    guard.look(2, dataclasses.replace(good, loss=torch.tensor(float("inf"))))
+    guard.look(3, good)
+    with pytest.raises(step.NonFinite) as error:
+        guard.check()
+    assert error.value.step == 2
+
+
+@pytest.mark.parametrize("method", method_names())
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_every_precision_stays_finite_even_on_equal_pairs(
+    small: Callable[..., TrainConfig], method: str, precision: str
+) -> None:
+    trainee = _trainee(small(method, batch_size=8, m=12))
+    blank = Batch(torch.zeros(8, 3, 32, 32), _batch().tokens[:1].expand(8, -1), torch.arange(8))
+    for batch in (_batch(), blank, _batch(seed=2)):
+        seen = _do(trainee, batch, precision=precision)
+        assert math.isfinite(seen.loss.item())
+        for length in seen.lengths:
+            assert (length - 1).abs().max().item() < 1e-5  # the loss sees unit rows in float32
+    assert all(torch.isfinite(parameter).all() for parameter in trainee.model.parameters())
+
+
+def test_one_process_gathers_its_own_batch_detached() -> None:
+    e = torch.nn.functional.normalize(torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), dim=1)
+    batch = gather(e.clone().requires_grad_(), e, torch.arange(4))
+    assert isinstance(batch, GlobalBatch)
+    assert torch.equal(batch.e1, e)
+    assert not batch.e1.requires_grad
+
+
+def test_stale_variables_of_a_launcher_are_a_clear_error_and_one_process_is_fine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+    require_one_process()
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("RANK", "3")
+    with pytest.raises(RuntimeError, match=r"WORLD_SIZE=8, RANK=3.*unset WORLD_SIZE RANK"):
+        require_one_process()
