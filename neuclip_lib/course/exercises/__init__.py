@@ -1,0 +1,1 @@
+"""The exercises, one file each: ``NAME.py`` defines ``EXERCISE``, which a lesson reaches as ``check.NAME``."""
