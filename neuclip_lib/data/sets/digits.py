@@ -53,5 +53,5 @@ SPEC = SetSpec(
     zero_shot=zero_shot,
     counts={"train": 1272, "validation": 279, "test": 246},
     note="The scans are 8 x 8 pixels, each drawn as a square of 4 by 4. The split is by sample, so the same people "
-    "wrote train and test. There are only ten concepts: in a batch of 128 about 12 of the negatives are false ones.",
+    "wrote train and test. There are only ten concepts: in a batch of 128 about 13 of the negatives are false ones.",
 )
