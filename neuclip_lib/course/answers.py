@@ -21,8 +21,8 @@ def same(expected: Any, got: Any, tolerance: float) -> bool:
         return all(same(one, other, tolerance) for one, other in zip(expected, got, strict=True))
     if _is_numeric(expected):
         left, right = _array(expected), _array(got)
-        close = (left - right).abs() <= tolerance * left.abs().clamp(min=1)
-        return bool((close | (left == right) | (left.isnan() & right.isnan())).all())
+        near = left.isfinite() & ((left - right).abs() <= tolerance * left.abs().clamp(min=1))
+        return bool((near | (left == right) | (left.isnan() & right.isnan())).all())
     return bool(expected == got)
 
 

@@ -24,10 +24,15 @@ def _widget(control: Control) -> Any:
     whole = isinstance(control.start, int)
     kind = ipywidgets.IntSlider if whole else ipywidgets.FloatSlider
     low, high = control.settings[0], control.settings[-1]
-    extra = {} if whole else {"readout_format": ".4~g"}
+    extra = {} if whole else {"readout_format": f".{_decimals(control)}f"}
     return kind(
         value=control.start, min=low, max=high, step=control.step, description=control.label, style=_WIDE, **extra
     )
+
+
+def _decimals(control: Control) -> int:
+    """Digits after the point that its settings need."""
+    return max(len(f"{one:.10f}".rstrip("0").partition(".")[2]) for one in control.settings)
 
 
 class View:

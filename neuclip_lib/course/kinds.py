@@ -95,7 +95,7 @@ a_device = Kind("'cpu', or 'cuda', 'cuda:N' or 'mps' where this machine has one"
 
 
 def as_kind(given: Any) -> Kind:
-    """Read one entry of a schema: a Kind, a type, or a tuple of choices.
+    """Read one entry of a schema: a Kind, a type, or the choices.
 
     Raises:
         ValueError: for anything else.
@@ -104,6 +104,6 @@ def as_kind(given: Any) -> Kind:
         return given
     if isinstance(given, type):
         return of_type(given)
-    if isinstance(given, tuple) and given:
+    if isinstance(given, (tuple, list)) and given:
         return one_of(*given)
-    raise ValueError(f"a parameter is declared by a type, a tuple of choices or a kind, got {given!r}")
+    raise ValueError(f"a parameter is declared by a type, its choices or a kind, got {given!r}")

@@ -66,7 +66,7 @@ def validate(values: Mapping[str, Any] | None = None, /, **schema: Any) -> Param
 
     Args:
         values: given values by name, in place of the notebook's.
-        schema: by name a type, a tuple of choices, or a kind: ``at_least(0)``, ``between(.01, 1.0)``, ``a_device``.
+        schema: by name a type, the choices in a tuple, or a kind: ``at_least(0)``, ``between(.01, 1.0)``, ``a_device``.
 
     Raises:
         ValueError: one line a problem: what was given, what was expected, how to pass it.
