@@ -1,0 +1,64 @@
+"""Paired timing on a noisy machine: every variant in every round, in random order, over the round's reference."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+SHORTEST = 0.02
+"""Seconds of inner repeats a measurement takes at least: below that the clock's and the cache's noise shows."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Median and inter-quartile range of a variant's time over the reference's, round by round."""
+
+    median: float
+    low: float
+    high: float
+
+
+def paired_ratios(
+    variants: dict[str, Callable[[], object]],
+    reference: str,
+    rounds: int = 9,
+    seed: int = 0,
+    clock: Callable[[], float] = time.thread_time,
+) -> dict[str, Ratio]:
+    """Time every variant once a round.
+
+    Args:
+        variants: name -> call to time; one named ``reference`` must be among them.
+        reference: the name of the denominator.
+        rounds: at least 4; 9 or more for figures that are quoted.
+        seed: of the order inside the rounds.
+        clock: CPU seconds of this thread by default, which is right for one-thread ratios.
+    """
+    order = random.Random(seed)
+    repeats = {name: _repeats(call, clock) for name, call in variants.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(rounds):
+        names = list(variants)
+        order.shuffle(names)
+        for name in names:
+            start = clock()
+            for _ in range(repeats[name]):
+                variants[name]()
+            seconds[name].append((clock() - start) / repeats[name])
+    result = {}
+    for name, own in seconds.items():
+        ratios = [a / b for a, b in zip(own, seconds[reference], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        result[name] = Ratio(middle, low, high)
+    return result
+
+
+def _repeats(call: Callable[[], object], clock: Callable[[], float]) -> int:
+    call()
+    start = clock()
+    call()
+    once = max(clock() - start, 1e-6)
+    return max(1, round(SHORTEST / once))

@@ -1,0 +1,34 @@
+"""The benchmark's arithmetic (with a clock of our own) and its command; times themselves are never tested."""
+
+import json
+
+import pytest
+
+from neuclip_lib.bench.timing import paired_ratios
+from neuclip_lib.cli.bench import main
+
+
+def test_ratios_are_medians_over_the_rounds_reference():
+    now = [0.0]
+
+    def takes(seconds):
+        def call():
+            now[0] += seconds
+
+        return call
+
+    ratios = paired_ratios({"a": takes(2.0), "b": takes(0.5)}, "a", rounds=5, clock=lambda: now[0])
+    assert ratios["b"].median == pytest.approx(0.25)
+    assert (ratios["b"].low, ratios["b"].high) == pytest.approx((0.25, 0.25))
+    assert ratios["a"].median == 1
+
+
+def test_command_writes_the_rows_and_refuses_what_it_does_not_know(tmp_path, capsys):
+    file = tmp_path / "bench.json"
+    assert main(["R5", "--json", str(file)]) == 0
+    assert json.loads(file.read_text())["R5"][0]["ratio"] == 0
+    assert "NeuCLIP, bytes a sample" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="there is no table 'R9'"):
+        main(["R9"])
+    with pytest.raises(ValueError, match="at least 4"):
+        main(["R5", "--rounds", "1"])
