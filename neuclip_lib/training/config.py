@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,9 +89,6 @@ class TrainConfig:
 
         Raises:
             ValueError: naming the field, the value, what is allowed and, for a name, the closest one.
-
-        Warns:
-            UserWarning: when the warm-up is longer than the run.
         """
         options.from_dict(TrainConfig, options.to_dict(self))
         for method in (self.method, *self.shadows):
@@ -106,12 +102,15 @@ class TrainConfig:
         self.temperature.check()
         self.prototypes.check()
         check_device(self.device)
+
+    def doubts(self) -> list[str]:
+        """What is allowed and probably not meant; the trainer warns of it."""
         if self.optim.warmup > self.steps > 0:
-            warnings.warn(
+            return [
                 f"the warm-up of {self.optim.warmup} steps is longer than the run of {self.steps}: "
-                "the learning rate never reaches its peak",
-                stacklevel=2,
-            )
+                "the learning rate never reaches its peak"
+            ]
+        return []
 
     def _check_numbers(self) -> None:
         if self.batch_size < 2:

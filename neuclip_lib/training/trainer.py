@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,8 +49,13 @@ def train(config: TrainConfig, out: Path | str | None = None, resume: bool = Tru
         RuntimeError: when the folder cannot be written, is in use or holds another run; when a package that the data
             need is missing; when the environment asks for several processes; when a loss is not finite.
         KeyboardInterrupt, SystemExit: after SIGINT or SIGTERM, once the state is saved.
+
+    Warns:
+        UserWarning: when the warm-up is longer than the run.
     """
     config.check()
+    for doubt in config.doubts():
+        warnings.warn(doubt, stacklevel=2)
     require_one_process()
     folder = Path(out) if out is not None else default_folder(config)
     with claimed(folder), _threads(config.threads):

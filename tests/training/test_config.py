@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import warnings
 from pathlib import Path
 
 import pytest
@@ -94,12 +93,10 @@ def test_an_unknown_preset_is_refused_with_the_closest() -> None:
         presets.get_preset("labtop")
 
 
-def test_a_warm_up_longer_than_the_run_warns_and_a_shorter_one_does_not() -> None:
-    with pytest.warns(UserWarning, match="warm-up of 50 steps is longer than the run of 20"):
-        presets.laptop(steps=20)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        presets.laptop(steps=50)
+def test_a_warm_up_longer_than_the_run_is_doubted_and_a_shorter_one_is_not() -> None:
+    assert "warm-up of 50 steps is longer than the run of 20" in presets.laptop(steps=20).doubts()[0]
+    assert presets.laptop(steps=50).doubts() == []
+    assert presets.laptop(steps=0).doubts() == []
 
 
 def test_differences_leave_out_where_the_values_came_from() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -32,7 +33,7 @@ def test_warm_up_is_linear_and_the_cosine_starts_at_the_peak_and_ends_near_zero(
     assert factors[49] == factors[50] == 1.0
     assert factors[375] == pytest.approx(0.5)
     assert factors[-1] == pytest.approx((math.pi / 650) ** 2 / 4, rel=1e-4)
-    assert all(later <= earlier for earlier, later in zip(factors[50:], factors[51:], strict=False))
+    assert all(later <= earlier for earlier, later in itertools.pairwise(factors[50:]))
     assert [optim.learning_rate_factor(step, 4, 0) for step in range(4)] == pytest.approx(
         [1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2]
     )

@@ -1,4 +1,4 @@
-"""One step against a written-out form; the guard; the temperature's bounds; what the loss reads is what is optimised."""
+"""One step against a written-out form; the guard; the temperature's bounds; the loss reads what is optimised."""
 
 from __future__ import annotations
 
