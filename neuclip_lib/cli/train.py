@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_origin
 
 import tyro
 
 from neuclip_lib import presets
 from neuclip_lib.training import TrainConfig, train
-from neuclip_lib.training.config import to_json
+from neuclip_lib.training.config import Option, to_json
 from neuclip_lib.training.folder import default_folder
 
 
@@ -40,14 +41,12 @@ class Command:
     """Train one method on one data set; a run that was stopped goes on from its last checkpoint.
 
     Args:
-        preset: where the defaults below come from.
         out: the run's folder; by default RUNS/PRESET/METHOD.
         resume: go on with the run that is in the folder; otherwise refuse.
-        config: the run.
+        config: the run; --preset, --method and --data choose the defaults of the rest.
     """
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
-    preset: str = "laptop"
     out: Path | None = None
     resume: bool = True
 
@@ -61,10 +60,36 @@ def parse(arguments: list[str]) -> Command:
     known, _ = first.parse_known_args(arguments)
     preset: Callable[..., TrainConfig] = presets.get_preset(known.preset)
     base = preset(method=known.method, **({"data": known.data} if known.data else {}))
-    return tyro.cli(
-        Command,
-        prog="python -m neuclip_lib train",
-        args=arguments,
-        default=Command(config=base, preset=known.preset),
-        config=(tyro.conf.CascadeSubcommandArgs,),
-    )
+    with _registry():
+        return tyro.cli(Command, prog="python -m neuclip_lib train", args=arguments, default=Command(config=base))
+
+
+def _registry() -> tyro.constructors.ConstructorRegistry:
+    """Mappings are written ``--data-options n=4000 seed=3``, whatever the preset's own are."""
+    registry = tyro.constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def mapping(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
+        if get_origin(info.type) is not dict:
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs="*",
+            metavar="NAME=VALUE ...",
+            instance_from_str=lambda words: dict(map(_pair, words)),
+            is_instance=lambda value: isinstance(value, dict),
+            str_from_instance=lambda value: [f"{name}={item}" for name, item in value.items()],
+        )
+
+    return registry
+
+
+def _pair(word: str) -> tuple[str, Option]:
+    name, equals, text = word.partition("=")
+    if not (name and equals):
+        raise ValueError(f"{word!r} is not NAME=VALUE, for instance n=4000")
+    if text in ("True", "False"):
+        return name, text == "True"
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return name, kind(text)
+    return name, text

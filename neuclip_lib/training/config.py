@@ -48,7 +48,7 @@ class TrainConfig:
         error_every: steps between measurements of the normalizer error; 0 for never.
         checkpoint_every: steps between checkpoints; 0 for one at the end.
         keep_last: checkpoints that are kept; None keeps all.
-        preset: where the values came from, for the reader; not compared when a run is resumed.
+        preset: the starting values that the others replaced (laptop, tiny); not compared when a run is resumed.
     """
 
     method: str = "neuclip"

@@ -163,7 +163,7 @@ def test_asked_to_stop_it_saves_where_it_is_and_says_how_to_go_on(
 ) -> None:
     config = small("neuclip", steps=400, m=200, data_options={"n": 64})
     folder = tmp_path / "stopped"
-    arguments = ["--preset", "tiny", "--out", str(folder), "--steps", "400", "--data-options", "n", "64"]
+    arguments = ["--preset", "tiny", "--out", str(folder), "--steps", "400", "--data-options", "n=64"]
     arguments += ["--prototypes.m", "200", "--probe-every", "0", "--error-every", "0", "--log-every", "1"]
     arguments += ["--checkpoint-every", "0", "--optim.warmup", "2"]
     command = [sys.executable, "-m", "neuclip_lib", "train", *arguments]

@@ -15,7 +15,7 @@ from neuclip_lib.cli.train import parse
 from neuclip_lib.training import Run, TrainConfig, options
 from neuclip_lib.training.config import differences
 
-FAST = ["--preset", "tiny", "--steps", "4", "--optim.warmup", "2", "--data-options", "n", "96"]
+FAST = ["--preset", "tiny", "--steps", "4", "--optim.warmup", "2", "--data-options", "n=96"]
 
 
 def test_without_options_the_config_is_the_preset() -> None:
@@ -64,7 +64,7 @@ def test_every_option_can_be_set_by_name() -> None:
         "prototypes.adagrad-eps": "0.125",
         "prototypes.weight-cap": "None",
     }
-    arguments = ["--preset", "tiny", "--shadows", "neuclip", "gcl-batch", "--data-options", "vendor", "x", "n", "5"]
+    arguments = ["--preset", "tiny", "--shadows", "neuclip", "gcl-batch", "--data-options", "vendor=x", "n=5"]
     arguments += ["--temperature.learned", "--prototypes.detach-alpha", "--device", "cpu"]
     for name, value in given.items():
         arguments += [f"--{name}", value]
@@ -101,6 +101,23 @@ def _read(config: object, name: str) -> object:
     for part in name.split("."):
         config = getattr(config, part)
     return config
+
+
+def test_data_options_are_pairs_whatever_the_preset_has(capsys: pytest.CaptureFixture[str]) -> None:
+    def read(*words: str) -> dict[str, object]:
+        return dict(parse([*words]).config.data_options)
+
+    assert read("--preset", "tiny") == {"n": 256}
+    assert read("--preset", "tiny", "--data-options") == {}
+    assert read("--data-options", "n=3", "x=0.5", "vendor=a=b", "big=True") == {
+        "n": 3,
+        "x": 0.5,
+        "vendor": "a=b",
+        "big": True,
+    }
+    with pytest.raises(SystemExit):
+        read("--data-options", "n")
+    assert "is not NAME=VALUE" in " ".join(capsys.readouterr().err.split())
 
 
 def test_an_unknown_option_is_refused_with_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
