@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from neuclip_lib.files import atomic_path, ensure_writable, read_json, write_json
@@ -28,19 +30,25 @@ def copy_lessons(root: Path, folder: Path | str) -> list[str]:
     copied: dict[str, str] = read_json(register) if register.exists() else {}
     lines = []
     for lesson in sorted((root / "lessons").glob("*.ipynb")):
-        new, target = _hash(lesson), folder / lesson.name
-        if copied.get(lesson.name) == new and target.exists():
+        new, old = _hash(lesson), copied.get(lesson.name)
+        if new == old and (folder / lesson.name).exists():
             continue
-        if not target.exists() or _hash(target) in (copied.get(lesson.name), new):
+        target = next(path for path in _names(folder, lesson.stem) if not path.exists() or _hash(path) in (old, new))
+        if target.name == lesson.name:
             lines.append(f"{lesson.name}: {'renewed' if target.exists() else 'copied'}")
         else:
-            target = folder / f"{lesson.stem}.new.ipynb"
             lines.append(f"{lesson.name}: yours is kept as it is; the new version is {target.name}")
         with atomic_path(target) as temporary:
             shutil.copyfile(lesson, temporary)
         copied[lesson.name] = new
     write_json(register, copied)
     return lines
+
+
+def _names(folder: Path, stem: str) -> Iterator[Path]:
+    yield folder / f"{stem}.ipynb"
+    yield folder / f"{stem}.new.ipynb"
+    yield from (folder / f"{stem}.new{number}.ipynb" for number in itertools.count(2))
 
 
 def _hash(path: Path) -> str:

@@ -79,7 +79,9 @@ def notebook_problems(lesson: Lesson, kind: Kind, notebook: Any) -> list[str]:
     own = notebook.get("metadata", {}).get("neuclip", {})
     if own.get("sha256") != lesson.sha256:
         return [f"{name} was built from another source; run: python -m neuclip_lib lessons build {lesson.number}"]
-    problems = _validity(notebook) + _metadata(lesson, kind, notebook)
+    if invalid := _validity(notebook):
+        return [f"{name}: {line}" for line in invalid]
+    problems = _metadata(lesson, kind, notebook)
     generated = generate(lesson, kind)
     if len(generated.cells) != len(notebook.cells):
         return [
