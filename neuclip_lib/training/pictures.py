@@ -50,7 +50,7 @@ def save_all(run: Run, pairs: Pairs, e1: Tensor, e2: Tensor, folder: Path, credi
 
 
 def query_places(n: int, count: int = QUERIES) -> Tensor:
-    """The queries shown: ``min(count, n)`` of n places, drawn by a fixed seed, so the same for every run on the data."""
+    """The queries shown: ``min(count, n)`` of n places, drawn by a fixed seed: the same for every run on the data."""
     return torch.randperm(n, generator=torch.Generator().manual_seed(SEED))[:count].sort().values
 
 

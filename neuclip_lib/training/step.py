@@ -80,10 +80,17 @@ class Guard:
     On the CPU it raises at once. On CUDA reading a number would make the host wait, so a flag stays on the device: from
     the first bad step on the optimizer leaves the weights alone, and :meth:`check` raises when it is asked. The
     normalizer goes on seeing batches until then.
+
+    Args:
+        device: of the run.
+        optimizer: a fused one where the guard does not raise at once.
+        raises_at_once: not on CUDA, if not given.
     """
 
-    def __init__(self, device: torch.device, optimizer: torch.optim.Optimizer) -> None:
-        self.raises_at_once = device.type != "cuda"
+    def __init__(
+        self, device: torch.device, optimizer: torch.optim.Optimizer, raises_at_once: bool | None = None
+    ) -> None:
+        self.raises_at_once = device.type != "cuda" if raises_at_once is None else raises_at_once
         self.bad = torch.zeros((), device=device)
         self.unchecked: list[tuple[int, Seen]] = []
         if not self.raises_at_once:

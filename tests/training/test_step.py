@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 from collections.abc import Callable
 
@@ -167,15 +166,23 @@ def test_a_gradient_that_is_not_finite_stops_the_step_even_when_the_loss_is(smal
     assert _equal(before, _snapshot(trainee))
 
 
-def test_the_guard_of_an_accelerator_finds_the_first_bad_step_when_asked(small: Callable[..., TrainConfig]) -> None:
-    guard = step.Guard(CPU, _trainee(small("openclip")).optimizer)
-    guard.raises_at_once = False  # its bookkeeping, without the device
-    good = _do(_trainee(small("openclip", batch_size=8)), _batch())
-    guard.look(0, good)
+def test_where_reading_a_number_would_wait_the_weights_freeze_at_the_first_bad_step(
+    small: Callable[..., TrainConfig],
+) -> None:
+    """The way of CUDA, with the fused optimizer of the CPU: both skip their update while the flag is up."""
+    trainee = _trainee(small("neuclip", batch_size=8, m=12))
+    guard = step.Guard(CPU, trainee.optimizer, raises_at_once=False)
+    for number in range(2):
+        step.train_step(trainee, _batch(seed=number), guard, number)
     guard.check()
-    guard.look(1, good)
-    guard.look(2, dataclasses.replace(good, loss=torch.tensor(float("inf"))))
-    guard.look(3, good)
+    before = _snapshot(trainee)
+    bad = _batch(seed=2)
+    bad.images[3, 0, 0, 0] = float("nan")
+    step.train_step(trainee, bad, guard, 2)
+    step.train_step(trainee, _batch(seed=3), guard, 3)
+    after = _snapshot(trainee)
+    assert _equal(before["model"], after["model"])
+    assert _equal(before["optimizer"], after["optimizer"])
     with pytest.raises(step.NonFinite) as error:
         guard.check()
     assert error.value.step == 2
