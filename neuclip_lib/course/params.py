@@ -110,8 +110,12 @@ def were_validated(namespace: Mapping[str, Any]) -> bool:
     return bool(namespace.get(_STATE, (0, False))[1])
 
 
-def assigned_names(source: str) -> set[str]:
-    """Names that a cell binds at its top level (empty for a cell that is not Python, such as one with a magic)."""
+def assigned_names(source: str, imports: bool = True) -> set[str]:
+    """Names that a cell binds at its top level (empty for a cell that is not Python, such as one with a magic).
+
+    Args:
+        imports: whether imported names count.
+    """
     try:
         body = ast.parse(source).body
     except SyntaxError:
@@ -121,7 +125,7 @@ def assigned_names(source: str) -> set[str]:
         if isinstance(statement, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
             names.add(statement.name)
         elif isinstance(statement, (ast.Import, ast.ImportFrom)):
-            names |= {(alias.asname or alias.name).partition(".")[0] for alias in statement.names}
+            names |= {(alias.asname or alias.name).partition(".")[0] for alias in statement.names if imports}
         else:
             names |= {
                 node.id

@@ -43,8 +43,8 @@ def start_at(section: str, lesson: str | None = None) -> None:
     missing = not_run(before, history)
     if not missing:
         return
-    which = f"the {len(missing)} cells" if len(missing) == len(before) else f"{len(missing)} cells not run yet,"
-    print(f"Section {section} of {source.name}: running {which} before it, solved and at quick size.")
+    share = f"{len(missing)} of the {len(before)} cells" if len(missing) < len(before) else f"the {len(before)} cells"
+    print(f"Section {section} of {source.name}: running {share} before it, solved and at quick size.")
     for cell in missing:
         print(f"  {_title(cell)}")
         _run(source, cell, namespace)
@@ -74,18 +74,23 @@ def not_run(cells: Sequence[Cell], history: Sequence[str]) -> list[Cell]:
     """
     texts = {_normal(cell.source) for cell in cells}
     ran = {_normal(text) for text in history}
-    edited = [assigned_names(text) for text in history if _normal(text) not in texts]
+    edited = [_names(text) for text in history if _normal(text) not in texts]
     missing: list[Cell] = []
     for cell in cells:
         if _normal(cell.source) in ran:
             continue
-        names = assigned_names(cell.source)
+        names = _names(cell.source)
         stand_in = next((found for found in edited if names and names <= found), None)
         if stand_in is not None:
             edited.remove(stand_in)
         elif names or missing:
             missing.append(cell)
     return missing
+
+
+def _names(text: str) -> set[str]:
+    """What a cell binds; imports count only where there is nothing else, since a reader may drop one."""
+    return assigned_names(text, imports=False) or assigned_names(text)
 
 
 def _normal(text: str) -> str:

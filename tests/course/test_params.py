@@ -200,4 +200,5 @@ def test_assigned_names():
     source = "import a.b, c as d\nfrom e import f\nx, (y, z) = 1, (2, 3)\nw: int = 1\nfor i in []:\n    q = 1\n"
     source += "def g():\n    inner = 1\nclass H: ...\nwith open(x) as k: pass\n"
     assert assigned_names(source) == {"a", "d", "f", "x", "y", "z", "w", "i", "q", "g", "H", "k"}
+    assert assigned_names(source, imports=False) == {"x", "y", "z", "w", "i", "q", "g", "H", "k"}
     assert assigned_names("%matplotlib inline") == set()
