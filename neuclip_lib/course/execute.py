@@ -18,8 +18,11 @@ from neuclip_lib.progress import track
 WIDGET = "application/vnd.jupyter.widget-view+json"
 QUIET = ["--log-level=40"]  # the kernel warns on every start that it talks over plain TCP
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-# What a shell may carry that changes outputs: who watches, the figure backend, the width of a terminal.
-_DROPPED = ("JPY_SESSION_NAME", "MPLBACKEND", "COLUMNS", "LINES", "PYTHONWARNINGS")
+# What a shell may carry that has no say here: who watches, the reader's own state, figures, warnings, line widths.
+_DROPPED = {
+    *("JPY_SESSION_NAME", "NEUCLIP_PROGRESS", "NEUCLIP_PROGRESS_FILE"),
+    *("MPLBACKEND", "PYTHONWARNINGS", "COLUMNS", "LINES"),
+}
 
 
 class CellFailed(RuntimeError):
@@ -88,6 +91,8 @@ def execute(notebook: Any, folder: Path, label: str, timeout: float | None = Non
                     client.execute_cell(cell, index)
                 except nbclient.exceptions.CellExecutionError as error:
                     raise CellFailed(index, cell.source, plain(error.traceback)) from None
+                except (nbclient.exceptions.CellTimeoutError, nbclient.exceptions.DeadKernelError) as error:
+                    raise CellFailed(index, cell.source, plain(str(error))) from None
         found = read_records(records)
     if left := sorted(_listing(folder) - before):
         raise RuntimeError(f"{label} left {', '.join(left)} in {folder.name}/; a lesson writes in a temporary folder")

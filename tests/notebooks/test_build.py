@@ -82,6 +82,17 @@ def test_failing_cell_is_shown_with_line_source_and_traceback(make_course):
     assert f"90_tiny.py:{line} (solution)" in message and "draws between" in message and "\x1b" not in message
 
 
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [("import time; time.sleep(30)\n", "timed out after 2 seconds"), ("import os; os._exit(1)\n", "Kernel died")],
+)
+def test_cell_that_takes_too_long_or_kills_the_kernel_is_shown(make_course, code, message):
+    source = make_course(("import numpy as np\n", code))
+    with pytest.raises(RuntimeError, match=message) as caught:
+        build(source, timeout=2)
+    assert "this cell failed, nothing is written" in str(caught.value) and code.strip() in str(caught.value)
+
+
 def test_prose_number_that_nothing_records_stops_the_build(make_course):
     message = stopped(make_course(("{value:mean:.3f}", "{value:median:.3f}")), "nothing recorded 'median'")
     assert "90_tiny.py:41" in message and "recorded: average, mean, n, spread" in message
