@@ -6,6 +6,7 @@ of a colour is also a sign, a line style or a word.
 
 from __future__ import annotations
 
+import math
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,19 +80,23 @@ def text_to_image_figure(pairs: Pairs, e1: Tensor, e2: Tensor, about: str = "", 
 def image_to_text_figure(pairs: Pairs, e1: Tensor, e2: Tensor, about: str = "", credit: str = "") -> Figure:
     """A dozen images, each with the five captions nearest to it, best first; right ones marked. As above."""
     queries, top, right = _matches(e1, e2, pairs.group)
-    figure = _figure(7.2, 1.2 * len(queries) + 1, f"Captions nearest to an image, best first. {about}", credit)
-    grid = figure.subplots(len(queries), 2, squeeze=False, width_ratios=[1, 4.5])
+    down = math.ceil(len(queries) / 2)
+    figure = _figure(10, 1.25 * down + 1, f"Captions nearest to an image, best first. {about}", credit)
+    grid = figure.subplots(down, 4, squeeze=False, width_ratios=[1, 3, 1, 3])
     captions = pairs.captions_at(top.flatten())
-    for row, image in enumerate(pairs.images_at(queries)):
-        _paint(grid[row, 0], image, None)
-        axis = grid[row, 1]
+    for axis in grid.flat:
         axis.set_axis_off()
+    for row, image in enumerate(pairs.images_at(queries)):
+        at = row % down, 2 * (row // down)
+        grid[at].set_axis_on()
+        _paint(grid[at], image, None)
         for column in range(top.shape[1]):
             good = bool(right[row, column])
-            text = textwrap.shorten(captions[row * top.shape[1] + column], 68)
-            line = f"{_sign(good)}  {text}"
-            y = 0.92 - 0.19 * column
-            axis.text(0, y, line, color=RIGHT if good else WRONG, fontsize=9, va="top", parse_math=False)
+            place = {"y": 0.92 - 0.19 * column, "fontsize": 9, "va": "top", "fontweight": "bold" if good else "normal"}
+            text = textwrap.shorten(captions[row * top.shape[1] + column], 46, placeholder=" ...")
+            beside = grid[at[0], at[1] + 1]
+            beside.text(0, s=_sign(good), color=RIGHT if good else WRONG, **place)
+            beside.text(0.07, s=text, parse_math=False, **place)
     return figure
 
 
