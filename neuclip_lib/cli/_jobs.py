@@ -272,9 +272,7 @@ class _Line:
 
 
 def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{round(seconds / 60)} min" if seconds >= 600 else f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    return f"{max(1, round(seconds))} s" if seconds < 90 else f"{round(seconds / 60)} min"
 
 
 def _signal_name(number: int) -> str:

@@ -187,7 +187,7 @@ def test_a_run_that_does_not_learn_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
     from neuclip_lib import presets
 
     tiny = presets.tiny
-    monkeypatch.setattr(presets, "tiny", lambda: tiny(lr=0.0, steps=1))
+    monkeypatch.setattr(presets, "tiny", lambda: tiny(**{"optim.lr": 5.0}))
     assert not _selftest.training_works().passed
 
 

@@ -161,7 +161,9 @@ def test_a_log_gets_lines_now_and_then(tmp_path: Path, monkeypatch: pytest.Monke
     assert all(line == "one work; about 1 s left" for line in lines)
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.2, "1 s"), (89, "89 s"), (200, "3 min 20 s"), (2000, "33 min")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.2, "1 s"), (89, "89 s"), (91, "2 min"), (200, "3 min"), (2000, "33 min")]
+)
 def test_durations_are_short_words(seconds: float, text: str) -> None:
     assert _jobs._duration(seconds) == text
 
