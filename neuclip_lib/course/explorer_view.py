@@ -45,7 +45,7 @@ class View:
     def __init__(self, controls: list[Control], moved: Callable[[Mapping[str, Any]], None]) -> None:
         self._widgets = {one.name: _widget(one) for one in controls}
         self._image = ipywidgets.Image(format="png")
-        self._image.layout.max_width = "100%"
+        self._image.layout = ipywidgets.Layout(max_width="100%", align_self="flex-start")  # not stretched
         self._text = ipywidgets.HTML()
         self._problem = ipywidgets.HTML()
         self._box = ipywidgets.VBox([*self._widgets.values(), self._image, self._text, self._problem])

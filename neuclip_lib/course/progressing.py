@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Sized
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,27 +41,44 @@ def progress(
         total = len(items)
     folder = os.environ.get("NEUCLIP_PROGRESS")
     report = _Report(ensure_writable(folder) / "progress.json", label, total) if folder else None
-    inner = _bar(items, label, total, describe) if is_watched() else _lines(items, label, total, describe)
-    return _finish(inner, label, total, report)
+    inner = (_bar if is_watched() else _lines)(items, label, total, describe)
+    return _finish(inner, report)
 
 
-def _bar(items: Iterable[T], label: str, total: int, describe: Callable[[], str] | None) -> Iterator[T]:
-    from tqdm.auto import tqdm
+def _bar(items: Iterable[T], label: str, total: int, describe: Callable[[], str] | None) -> Generator[T, None, None]:
+    """A bar of widgets that turns into text at its end: a stored widget shows as an error when reopened."""
+    try:
+        from IPython.display import display
+        from tqdm.notebook import tqdm
 
-    with tqdm(items, desc=label, total=total, leave=False) as bar:
+        bar = tqdm(items, desc=label, total=total, display=False)
+    except ImportError:  # no ipywidgets: the plain bar of the lower module
+        yield from track(items, label, total=total, describe=describe)
+        return
+    handle = display(bar.container, display_id=True)
+    done = 0
+    try:
         for item in bar:
             yield item
+            done += 1
             if describe is not None:
                 bar.set_postfix_str(describe(), refresh=False)
+    finally:
+        bar.close()
+        handle.update({"text/plain": f"{label}: {done} of {total}"}, raw=True)
 
 
-def _lines(items: Iterable[T], label: str, total: int, describe: Callable[[], str] | None) -> Iterator[T]:
+def _lines(items: Iterable[T], label: str, total: int, describe: Callable[[], str] | None) -> Generator[T, None, None]:
     with runner_terminal() as terminal:
-        yield from track(items, label, total=total, describe=describe, stream=terminal)
+        done = 0
+        for item in track(items, label, total=total, describe=describe, stream=terminal):
+            yield item
+            done += 1
+    print(f"{label}: {done} of {total}")
 
 
-def _finish(inner: Iterator[T], label: str, total: int, report: _Report | None) -> Iterator[T]:
-    """Count the items, write the file as they pass, and print the closing line."""
+def _finish(inner: Generator[T, None, None], report: _Report | None) -> Iterator[T]:
+    """Count the items and write the file as they pass."""
     done, state = 0, "stopped"
     try:
         for item in inner:
@@ -71,9 +88,9 @@ def _finish(inner: Iterator[T], label: str, total: int, report: _Report | None) 
                 report.write(done, "running")
         state = "done"
     finally:
+        inner.close()
         if report is not None:
             report.write(done, state, now=True)
-    print(f"{label}: {done} of {total}")
 
 
 class _Report:

@@ -66,31 +66,70 @@ def test_items_without_a_length_need_a_total(capsys):
         progress((x for x in range(3)), "train")
     assert list(progress((x for x in range(3)), "read", total=3)) == [0, 1, 2]
     assert capsys.readouterr().out == "read: 3 of 3\n"
+    assert list(progress((x for x in range(3)), "read", total=4)) == [0, 1, 2]
+    assert capsys.readouterr().out == "read: 3 of 4\n"
 
 
-def test_a_watching_person_gets_a_bar_and_the_same_last_line(monkeypatch, capsys):
-    monkeypatch.setenv("JPY_SESSION_NAME", "00_start_here.ipynb")
-    assert is_watched()
-    bars = []
+@pytest.fixture
+def watched(monkeypatch):
+    """What JupyterLab would show: the options of the bar, and what its display is replaced with."""
+    seen = []
 
     class Bar:
+        container = "the bar"
+
         def __init__(self, items, **options):
-            bars.append(options)
             self.items = items
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            bars.append("closed")
+            seen.append(options)
 
         def __iter__(self):
             return iter(self.items)
 
         def set_postfix_str(self, text, refresh):
-            bars.append(text)
+            seen.append(text)
 
-    monkeypatch.setattr("tqdm.auto.tqdm", Bar)
+        def close(self):
+            seen.append("closed")
+
+    class Handle:
+        def update(self, data, raw):
+            seen.append((data, raw))
+
+    def display(shown, display_id):
+        seen.append((shown, display_id))
+        return Handle()
+
+    monkeypatch.setenv("JPY_SESSION_NAME", "00_start_here.ipynb")
+    monkeypatch.setattr("tqdm.notebook.tqdm", Bar)
+    monkeypatch.setattr("IPython.display.display", display)
+    return seen
+
+
+def test_a_watching_person_gets_a_bar_that_ends_as_text(watched, capsys):
+    assert is_watched()
     assert list(progress(range(2), "train", describe=lambda: "loss 1")) == [0, 1]
-    assert bars == [{"desc": "train", "total": 2, "leave": False}, "loss 1", "loss 1", "closed"]
-    assert capsys.readouterr().out == "train: 2 of 2\n"
+    assert watched == [
+        {"desc": "train", "total": 2, "display": False},
+        ("the bar", True),
+        "loss 1",
+        "loss 1",
+        "closed",
+        ({"text/plain": "train: 2 of 2"}, True),
+    ]
+    assert capsys.readouterr().out == ""
+
+
+def test_a_bar_left_early_says_how_far_it_came(watched):
+    for step in progress(range(5), "train"):
+        if step == 2:
+            break
+    assert watched[-1] == ({"text/plain": "train: 2 of 5"}, True)
+
+
+def test_without_ipywidgets_a_watching_person_gets_the_plain_bar(watched, monkeypatch, capsys):
+    def missing(*_, **__):
+        raise ImportError("IProgress not found")
+
+    monkeypatch.setattr("tqdm.notebook.tqdm", missing)
+    assert list(progress(range(2), "train")) == [0, 1]
+    assert watched == []
