@@ -1,17 +1,18 @@
 """Batch runs of the tiny lesson: from another folder, with other parameters, and what their report says."""
 
+import copy
 import json
 import os
 
 import numpy as np
 import pytest
 
-from neuclip_lib.course.execute import WIDGET, cleaned_outputs
+from neuclip_lib.course.execute import WIDGET, clean, cleaned_outputs
 from neuclip_lib.course.first_cells import first_cells_problems
 from neuclip_lib.course.optional import need
 from neuclip_lib.course.proof import prove_parameter
 from neuclip_lib.course.report import run_lesson
-from neuclip_lib.course.source import read_lesson
+from neuclip_lib.course.source import generate, read_lesson
 
 
 def test_run_with_another_seed_reports_its_own_results(built, tmp_path, monkeypatch):
@@ -91,3 +92,19 @@ def test_outputs_lose_widgets_and_join_streams():
     bare = v4.new_output("display_data", {WIDGET: {"model_id": "1"}, "text/plain": "IntSlider(value=0)"})
     with pytest.raises(ValueError, match="here: a widget is shown without a picture"):
         cleaned_outputs([bare], 1, "here")
+
+
+def test_cleaned_notebook_counts_from_one_and_keeps_only_the_sources_metadata(make_course):
+    generated = generate(read_lesson(make_course()), "lesson")
+    notebook = copy.deepcopy(generated)
+    notebook.metadata["widgets"] = {"state": {}}
+    codes = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    for number, cell in enumerate(codes):
+        cell.execution_count = 7 * number
+        cell.metadata["execution"] = {"iopub.execute_input": "2026-01-01"}
+    result = need("nbformat.v4").new_output("execute_result", {"text/plain": "1"}, execution_count=14)
+    codes[2].outputs = [result]
+    clean(notebook, generated, str)
+    assert [cell.execution_count for cell in codes] == list(range(1, 9)) and result.execution_count == 3
+    assert notebook.metadata == generated.metadata and "widgets" not in notebook.metadata
+    assert [cell.metadata for cell in notebook.cells] == [cell.metadata for cell in generated.cells]
