@@ -17,7 +17,7 @@ from neuclip_lib.course.first_cells import first_cells_problems
 from neuclip_lib.course.gates import course_problems, lesson_problems
 from neuclip_lib.course.proof import prove_parameter
 from neuclip_lib.course.report import run_lesson
-from neuclip_lib.course.shape import size
+from neuclip_lib.course.shape import shape_problems, size
 from neuclip_lib.course.source import KINDS, Lesson, course_root, find_source, read_lesson, sources
 from neuclip_lib.course.strict import strict_problems
 from neuclip_lib.home import runs_dir
@@ -101,6 +101,8 @@ def _build(options: argparse.Namespace) -> int:
         print(f"{label}: building", flush=True)
         for built in builder.build(path, options.timeout):
             print(f"  {built.path.parent.name}/{built.path.name}  {built.seconds:.1f} s")
+        for line in shape_problems(lesson):
+            print(f"  still to do: {line}")
     return 0
 
 

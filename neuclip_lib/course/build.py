@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from neuclip_lib.course.execute import CellFailed, clean, execute
-from neuclip_lib.course.gates import notebook_problems, pair_problems, source_problems
+from neuclip_lib.course.gates import notebook_problems, pair_problems, read_notebook, source_problems
 from neuclip_lib.course.optional import need
 from neuclip_lib.course.prose import fill
 from neuclip_lib.course.record import Recorded, to_json
@@ -95,15 +95,11 @@ def as_text(notebook: Any) -> str:
 
 
 def is_built(lesson: Lesson) -> bool:
-    """Whether both notebooks are there and are what this source generates (outputs are not looked at)."""
-    paths = [lesson.notebook(kind) for kind in KINDS]
-    if not all(path.is_file() for path in paths):
-        return False
-    nbformat = need("nbformat")
-    return not any(
-        notebook_problems(lesson, kind, nbformat.read(path, as_version=4))
-        for kind, path in zip(KINDS, paths, strict=True)
-    )
+    """Whether both notebooks are there and are what this source generates, every rule kept."""
+    try:
+        return not any(notebook_problems(lesson, kind, read_notebook(lesson.notebook(kind))) for kind in KINDS)
+    except ValueError:
+        return False  # missing or damaged
 
 
 def _refuse(what: str, problems: list[str]) -> None:

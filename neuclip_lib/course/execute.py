@@ -61,6 +61,19 @@ def prepared_kernel() -> Iterator[tuple[dict[str, str], Path]]:
         yield kernel_environment(records, Path(folder)), records
 
 
+@contextmanager
+def swapped(environment: dict[str, str]) -> Iterator[None]:
+    """Give this process another environment for a while: which kernel is found and what it inherits depend on it."""
+    kept = dict(os.environ)
+    try:
+        os.environ.clear()
+        os.environ.update(environment)
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(kept)
+
+
 def execute(notebook: Any, folder: Path, label: str, timeout: float | None = None) -> dict[str, Recorded]:
     """Execute a notebook in place, cell by cell in ``folder``, and give what it recorded.
 
@@ -85,7 +98,7 @@ def execute(notebook: Any, folder: Path, label: str, timeout: float | None = Non
             resources={"metadata": {"path": str(folder)}},
             on_cell_executed=ticks,
         )
-        with client.setup_kernel(env=environment):
+        with swapped(environment), client.setup_kernel():
             for index, cell in enumerate(notebook.cells):
                 try:
                     client.execute_cell(cell, index)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from neuclip_lib.course.declared import PRESETS, Parameter, parameters, parameters_cell
-from neuclip_lib.course.execute import QUIET, prepared_kernel
+from neuclip_lib.course.execute import QUIET, prepared_kernel, swapped
 from neuclip_lib.course.optional import need
 from neuclip_lib.course.source import Lesson
 
@@ -44,7 +44,7 @@ def _run(lesson: Lesson, injected: list[str]) -> list[str | None]:
     for cell in injected:
         sources += [first, cell, second]
     notebook = v4.new_notebook(cells=[v4.new_code_cell(source) for source in sources])
-    with prepared_kernel() as (environment, _):
+    with prepared_kernel() as (environment, _), swapped(environment):
         client = nbclient.NotebookClient(
             notebook,
             kernel_name="python3",
@@ -52,7 +52,7 @@ def _run(lesson: Lesson, injected: list[str]) -> list[str | None]:
             allow_errors=True,
             resources={"metadata": {"path": str(lesson.folder("lesson"))}},
         )
-        client.execute(env=environment)
+        client.execute()
     errors = [_error(cell) for cell in notebook.cells]
     if errors[1]:
         raise ValueError(f"{lesson.path.name}: the defaults are refused: {errors[1]}")

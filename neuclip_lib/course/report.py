@@ -8,14 +8,14 @@ import importlib.metadata
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from neuclip_lib.course.compare import execution_differences
 from neuclip_lib.course.declared import parameters
-from neuclip_lib.course.execute import QUIET, Ticks, cleaned_outputs, plain, prepared_kernel
+from neuclip_lib.course.execute import QUIET, Ticks, cleaned_outputs, plain, prepared_kernel, swapped
 from neuclip_lib.course.gates import read_notebook
 from neuclip_lib.course.optional import need
 from neuclip_lib.course.prose import fill
@@ -101,7 +101,7 @@ def run_lesson(lesson: Lesson, kind: Kind, out: Path | str, given: Mapping[str, 
     begun, cpu = time.monotonic(), _cpu_of_children()
     with prepared_kernel() as (environment, records_file):
         environment["NEUCLIP_PROGRESS"] = str(out)
-        with _environment(environment):
+        with swapped(environment):
             error = _papermill(lesson.notebook(kind), target, given, out, Ticks(stored, f"lesson {lesson.name}"))
         records = read_records(records_file)
     seconds = time.monotonic() - begun
@@ -196,16 +196,3 @@ def _cpu_of_children() -> float | None:
         return None
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-@contextlib.contextmanager
-def _environment(environment: dict[str, str]) -> Iterator[None]:
-    """Papermill's kernel takes this process's environment, so it is swapped for as long as the kernel runs."""
-    kept = dict(os.environ)
-    try:
-        os.environ.clear()
-        os.environ.update(environment)
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(kept)

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from neuclip_lib.course.build import build
+from neuclip_lib.course.build import build, executed
 from neuclip_lib.course.gates import lesson_problems
 from neuclip_lib.course.source import read_lesson
 
@@ -65,6 +65,17 @@ def test_two_builds_are_equal_to_the_byte_pictures_too(built, make_course):
         assert first.read_bytes() == second.read_bytes()
     assert "image/png" in (other.parent / "90_tiny.ipynb").read_text(encoding="utf-8")
     assert lesson_problems(other) == []
+
+
+def test_another_kernel_of_the_same_name_is_not_used(make_course, tmp_path, monkeypatch):
+    folder = tmp_path / "jupyter" / "kernels" / "python3"
+    folder.mkdir(parents=True)
+    spec = {"argv": ["no-such-python"], "display_name": "Other", "language": "python"}
+    (folder / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "jupyter"))
+    monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "0")
+    notebook = executed(read_lesson(make_course()), "solution")
+    assert code(notebook)[-1]["execution_count"] == 8
 
 
 def stopped(source, message):

@@ -32,6 +32,9 @@ def test_build_makes_only_what_changed(lessons, copy_of_built):
     assert code == 0 and "building" in out and "solutions/90_tiny.ipynb" in out and "lessons/90_tiny.ipynb" in out
     assert notebook.stat().st_mtime > 1 and "n=n + 0" in notebook.read_text(encoding="utf-8")
     assert lessons("build")[1] == "[1/1] 90_tiny: up to date\n"
+    whole = notebook.read_bytes()
+    notebook.write_bytes(whole[:1000])
+    assert "building" in lessons("build")[1] and notebook.read_bytes() == whole
 
 
 def test_failing_build_is_an_error_with_the_cell(lessons, copy_of_built):
