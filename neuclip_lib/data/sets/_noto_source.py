@@ -43,7 +43,8 @@ class FontSource:
                 "install libfribidi0 (Debian: sudo apt-get install libfribidi0), or " + HOW_TO_GET
             )
         try:
-            self.font = ImageFont.truetype(path, STRIKE, layout_engine=ImageFont.Layout.RAQM)
+            # Not ImageFont.truetype: where a file does not open, it takes another of that name without a word.
+            self.font = ImageFont.FreeTypeFont(path, STRIKE, layout_engine=ImageFont.Layout.RAQM)
         except OSError as error:
             raise RuntimeError(
                 f"{path} does not open at size {STRIKE} ({error}): it is not the bitmap form of the font; {HOW_TO_GET}"

