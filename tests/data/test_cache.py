@@ -1,5 +1,6 @@
 import importlib.metadata
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -178,8 +179,12 @@ def test_a_builder_that_fails_leaves_the_old_set(spec):
 
 
 def test_quiet_prints_nothing_and_force_builds_again(spec, capsys):
-    build_set(spec, quiet=True)
-    build_set(spec, force=True, quiet=True)
+    def talks():
+        print("1/20", file=sys.stderr)
+        return produce()
+
+    build_set(specification(produce=talks), quiet=True)
+    build_set(specification(produce=talks), force=True, quiet=True)
     assert len(BUILDS) == 2
     assert capsys.readouterr() == ("", "")
     build_set(spec, force=True)

@@ -13,7 +13,7 @@ from neuclip_lib.data.cache import inspect_cache
 from neuclip_lib.data.spec import RawSet, SetSpec
 
 TOY = """
-import sys, time
+import pathlib, sys, time
 import numpy as np
 from neuclip_lib.data import building, cache
 from neuclip_lib.data.spec import RawSet, SetSpec
@@ -21,21 +21,37 @@ from neuclip_lib.data.spec import RawSet, SetSpec
 def produce():
     with open(sys.argv[1], "a") as log:
         log.write("built\\n")
-    time.sleep(0.5)
+    print("building", flush=True)
+    wait()
     names, value = [f"name {i}" for i in range(8)], int(sys.argv[2])
     captions = [f"{value} {name}" for name in names]
     return RawSet(np.full((8, 3, 4, 4), value, np.uint8), captions, names, names, names)
+
+def wait():
+    deadline = time.monotonic() + 60
+    while not pathlib.Path(sys.argv[1] + ".go").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 texts = dict.fromkeys(("title", "origin", "licence", "attribution", "task"), "")
 SPEC = SetSpec(name="toy", image_size=4, produce=produce, **texts)
 cache.builder_hash = lambda spec: "one builder for all"
 """
-BUILD = TOY + "cached = building.ready(SPEC)\nassert (cached.images == int(sys.argv[2])).all()\n"
+BUILD = f"""{TOY}
+print("asking", flush=True)
+assert (building.ready(SPEC).images == int(sys.argv[2])).all()
+"""
 # Stops after the pictures are written and before the manifest is.
-HANG = (
-    TOY
-    + 'cache.write_json = lambda *_: (print("writing", flush=True), time.sleep(60))\nbuilding.ready(SPEC, force=True)\n'
-)
+HANG = f"""{TOY}
+wait = lambda: None
+cache.write_json = lambda *_: (print("writing", flush=True), time.sleep(60))
+building.ready(SPEC, force=True)
+"""
+AGAIN = f"""{TOY}
+wait = lambda: None
+for turn in range(60):
+    sys.argv[2] = str(1 + turn % 2)
+    building.ready(SPEC, force=True, quiet=True)
+"""
 
 
 @pytest.fixture
@@ -72,9 +88,12 @@ def specification(produce):
 
 
 def test_two_processes_build_a_set_once(launch, tmp_path):
-    both = [launch(BUILD, 7), launch(BUILD, 7)]
-    errors = [process.communicate(timeout=60)[1] for process in both]
-    assert [process.returncode for process in both] == [0, 0], errors
+    first, second = launch(BUILD, 7), launch(BUILD, 7)
+    assert [process.stdout.readline() for process in (first, second)] == ["asking\n", "asking\n"]
+    time.sleep(0.5)  # time enough for both to start building, if nothing held one back
+    (tmp_path / "log.go").touch()
+    errors = [process.communicate(timeout=60)[1] for process in (first, second)]
+    assert [first.returncode, second.returncode] == [0, 0], errors
     assert (tmp_path / "log").read_text() == "built\n"
     assert sum("building once" in text for text in errors) == 1
     assert [path.name for path in (tmp_path / "datasets" / "built").iterdir() if path.is_dir()] == ["toy"]
@@ -84,7 +103,7 @@ def test_a_build_killed_while_writing_leaves_the_old_set(launch, tmp_path):
     spec = specification(lambda: constant(3))
     folder = build_set(spec, quiet=True)
     process = launch(HANG, 9)
-    assert process.stdout.readline() == "writing\n"
+    assert [process.stdout.readline() for _ in range(2)] == ["building\n", "writing\n"]
     process.kill()
     process.wait(timeout=20)
     leftovers = [path for path in folder.parent.iterdir() if path.name.endswith(".tmp")]
@@ -99,15 +118,9 @@ def test_a_build_killed_while_writing_leaves_the_old_set(launch, tmp_path):
 
 def test_readers_beside_a_builder_never_see_parts_of_two_sets(launch, tmp_path, monkeypatch):
     """One process replaces the set again and again, with 1 and 2 in turn; this one reads and never builds."""
-    again = TOY + (
-        "time.sleep = lambda _: None\n"
-        "for turn in range(60):\n"
-        "    sys.argv[2] = str(1 + turn % 2)\n"
-        "    building.ready(SPEC, force=True, quiet=True)\n"
-    )
     monkeypatch.setattr(cache, "builder_hash", lambda spec: "one builder for all")
     spec = specification(lambda: pytest.fail("a reader built the set"))
-    process = launch(again, 1)
+    process = launch(AGAIN, 1)
     while not (tmp_path / "datasets" / "built" / "toy").exists():
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.01)
