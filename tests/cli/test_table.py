@@ -1,0 +1,119 @@
+"""The table of several runs, and the section of README.md that is made from stored figures."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neuclip_lib.cli import _study, _table
+from neuclip_lib.course.studies import results as load_study
+from neuclip_lib.files import write_json
+
+
+def result(method: str, first: float, mse: float | None = 0.5, shadows: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Figures of one run, as ``read_result`` gives them."""
+    way = {"r@1": first, "r@5": 2 * first, "r@10": None, "n": 1040, "chance": {"r@1": 0.1, "r@5": 0.5, "r@10": 1.0}}
+    estimators = {method: {"mse": mse}, "batch": {"mse": 0.61}, **{name: {"mse": 0.2512} for name in shadows}}
+    return {
+        "method": method,
+        "title": method.upper(),
+        "seed": 3,
+        "config": {"data": "icons", "steps": 700, "batch_size": 128, "shadows": list(shadows)},
+        "versions": {"python": "3.11.7", "torch": "2.14.1"},
+        "seconds": 87.4,
+        "settings": {"tau": 0.05},
+        "retrieval": {"image_to_text": way, "chance": way["chance"], "text_to_image": way | {"r@1": first + 1}},
+        "normalizer_error": {"mse": mse, "estimators": estimators},
+    }
+
+
+def test_the_text_table_holds_every_figure_in_its_column() -> None:
+    lines = _table.as_text([result("openclip", 44.14), result("x", 5.25, None)]).splitlines()
+    head, named, first, second, chance = lines
+    assert named.split() == ["method", *["r@1", "r@5", "r@10"] * 2, "error", "seconds"]
+    assert first.split() == ["OPENCLIP", "44.1", "88.3", "n/a", "45.1", "88.3", "n/a", "0.50", "87"]
+    assert second.split() == ["X", "5.2", "10.5", "n/a", "6.2", "10.5", "n/a", "n/a", "87"]
+    assert chance.split() == ["chance", "0.1", "0.5", "1.0", "0.1", "0.5", "1.0"]
+    # the figures of a column end where its name ends
+    for column in ("error", "seconds"):
+        end = named.index(column) + len(column)
+        assert first[end - 1].strip() and not first[end : end + 2].strip()
+    # each title ends above the last column that it names
+    assert head.index("image to text") + len("image to text") == named.index("r@10") + len("r@10")
+    assert head.index("text to image") + len("text to image") == named.rindex("r@10") + len("r@10")
+
+
+def test_the_notes_say_n_tau_seed_and_what_rode_along() -> None:
+    notes = _table.notes_of([result("openclip", 44.0, shadows=("neuclip",)), result("neuclip", 50.0)])
+    assert "on 1040 held-out pairs of icons; 700 steps of 128 pairs, temperature 0.05, seed 3." in notes[0]
+    assert len(notes) == 3
+    assert notes[2].endswith("error neuclip 0.25, batch 0.61.")
+    assert _table.notes_of([]) == []
+
+
+def test_markdown_has_the_same_cells() -> None:
+    results = [result("openclip", 44.14), result("neuclip", 50.0)]
+    lines = _table.as_markdown(results).splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert {len(row) for row in cells} == {9}
+    assert [tuple(row) for row in cells[2:]] == _table.rows_of(results)[1:]
+
+
+def test_training_seconds_are_steps_over_speed_also_after_a_restart() -> None:
+    rows = [{"step": 10, "samples_per_second": 64.0}, {"step": 20, "samples_per_second": 128.0}]
+    rows += [{"step": 25, "samples_per_second": 320.0}]
+    assert _table.training_seconds(rows, 64) == pytest.approx(10 + 5 + 1)
+    assert _table.training_seconds([], 64) == 0
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A page with the marks, and a study in ``results/laptop``."""
+    (tmp_path / "README.md").write_text(f"before\n{_study.BEGIN}\nold\n{_study.END}\nafter\n")
+    _study.record(tmp_path, "laptop", "the command", [result("openclip", 44.14), result("neuclip", 50.0)])
+    return tmp_path
+
+
+def test_a_study_is_stored_as_the_lessons_read_it(checkout: Path) -> None:
+    study = load_study("laptop", checkout)
+    assert study.values("retrieval.image_to_text.r@1", method="neuclip") == [50.0]
+    assert study.about["seeds"] == [3] and study.about["methods"] == ["openclip", "neuclip"]
+    assert study.about["command"] == "the command"
+    assert sum(file.stat().st_size for file in (checkout / "results" / "laptop").iterdir()) < 200 * 1024
+
+
+def test_a_study_measured_again_replaces_the_old_one(checkout: Path) -> None:
+    _study.record(checkout, "laptop", "the command", [result("neuclip", 51.0)])
+    assert sorted(file.name for file in (checkout / "results" / "laptop").iterdir()) == ["neuclip.json", "study.json"]
+
+
+def test_the_page_follows_the_stored_figures(checkout: Path) -> None:
+    assert not _study.readme_is_current(checkout, "laptop")
+    _study.write_readme(checkout, "laptop")
+    page = (checkout / "README.md").read_text()
+    assert page.startswith(f"before\n{_study.BEGIN}\n| method |") and page.endswith(f"{_study.END}\nafter\n")
+    assert "| OPENCLIP | 44.1 | 88.3 |" in page and "`the command`" in page and "old" not in page
+    assert _study.readme_is_current(checkout, "laptop")
+    _study.write_readme(checkout, "laptop")
+    assert (checkout / "README.md").read_text() == page
+
+
+def test_a_figure_changed_by_hand_is_seen(checkout: Path) -> None:
+    _study.write_readme(checkout, "laptop")
+    page = checkout / "README.md"
+    page.write_text(page.read_text().replace("44.1", "47.1"))
+    assert not _study.readme_is_current(checkout, "laptop")
+    _study.write_readme(checkout, "laptop")
+    stored = checkout / "results" / "laptop" / "neuclip.json"
+    write_json(stored, json.loads(stored.read_text()) | {"seconds": 20.0})
+    assert not _study.readme_is_current(checkout, "laptop")
+
+
+def test_a_page_without_marks_or_a_study_is_refused(checkout: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"missing-study.study\.json is missing"):
+        _study.write_readme(checkout, "missing-study")
+    (checkout / "README.md").write_text(f"{_study.BEGIN} and no end")
+    with pytest.raises(RuntimeError, match="put both marks back"):
+        _study.write_readme(checkout, "laptop")
+    assert (checkout / "README.md").read_text() == f"{_study.BEGIN} and no end"
