@@ -37,7 +37,7 @@ def laptop(method: str = "neuclip", data: str = "icons", seed: int = 0, **overri
         probe_every=50,
         error_every=100,
         checkpoint_every=100,
-        keep_last=2,
+        keep_last=None,
         preset="laptop",
     )
     return _finished(base, overrides)

@@ -18,8 +18,8 @@ def read_result(folder: Path) -> Result:
     """All figures of one evaluated run.
 
     Returns:
-        ``method``, ``title``, ``seed``, ``config``, ``versions``, ``data``, ``seconds`` of training, and what
-        ``evaluation.json`` holds.
+        ``method``, ``title``, ``seed``, ``config``, ``versions``, ``data``, ``seconds`` of training, ``curves`` (probe
+        loss and normalizer error over the steps), and what ``evaluation.json`` holds.
 
     Raises:
         RuntimeError: when the run or its evaluation is missing or damaged.
@@ -42,7 +42,20 @@ def read_result(folder: Path) -> Result:
         "data": facts["data"],
         "model": facts["model"],
         "seconds": training_seconds(run.metrics("train"), run.config.batch_size),
+        "curves": _curves(run.metrics()),
         **{name: measured[name] for name in kept},
+    }
+
+
+def _curves(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """What the run measured of itself over its steps, without what only the record needs."""
+    errors = [row for row in rows if row["kind"] == "normalizer_error"]
+    return {
+        "probe": [{"step": row["step"], "loss": row["loss"]} for row in rows if row["kind"] == "probe"],
+        "normalizer_error": [
+            {"step": row["step"], "mse": {name: one["mse"] for name, one in row["estimators"].items()}}
+            for row in errors
+        ],
     }
 
 
