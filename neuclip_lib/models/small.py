@@ -21,6 +21,8 @@ TEXT_WIDTH, TEXT_HIDDEN = 128, 256
 GROUPS = 8
 SIZE_STEP = 2
 """Sides must be a multiple: the first layer folds 2 x 2 pixels into channels."""
+POOLED = 2
+"""The last map is averaged to 2 x 2 places, kept apart: where something is tells icons from each other."""
 
 
 class StandardizedConv(nn.Conv2d):
@@ -62,11 +64,12 @@ class ImageTower(nn.Module):
         for inputs, outputs in zip(IMAGE_WIDTHS, wider, strict=False):
             blocks += [ConvBlock(inputs, outputs, stride=2), ConvBlock(outputs, outputs, residual=True)]
         self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Linear(IMAGE_WIDTHS[-1], dim)
+        self.head = nn.Linear(IMAGE_WIDTHS[-1] * POOLED**2, dim)
 
     def forward(self, images: Tensor) -> Tensor:
         x = F.pixel_unshuffle(images, SIZE_STEP)  # [b, 12, S/2, S/2]: full-size maps would cost most of the time
-        return self.head(self.blocks(x).mean((2, 3)))
+        pooled = F.adaptive_avg_pool2d(self.blocks(x), POOLED)  # [b, 160, 2, 2]
+        return self.head(pooled.flatten(1))
 
 
 class TextTower(nn.Module):
@@ -75,9 +78,11 @@ class TextTower(nn.Module):
     def __init__(self, entries: int, dim: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(entries, TEXT_WIDTH, padding_idx=PAD)
+        # Words start close together: a short run moves a rare word by about as much, so what it learns shows.
+        nn.init.normal_(self.embedding.weight, std=0.1)
         with torch.no_grad():
             # No training text holds an unknown word: a random vector would only be noise in the mean.
-            self.embedding.weight[UNKNOWN] = 0.0
+            self.embedding.weight[[PAD, UNKNOWN]] = 0.0
         self.hidden = nn.Linear(TEXT_WIDTH, TEXT_HIDDEN)
         self.head = nn.Linear(TEXT_HIDDEN, dim)
 
@@ -92,15 +97,15 @@ class SmallModel(ImageTextModel):
 
     Args:
         tokenizer: vocabulary and length.
-        image_size: S, a multiple of 2, at least 16.
+        image_size: S, a multiple of 2, at least 32.
 
     Raises:
         ValueError: for another size.
     """
 
     def __init__(self, tokenizer: WordTokenizer, image_size: int) -> None:
-        if image_size < 16 or image_size % SIZE_STEP:
-            raise ValueError(f"model 'small' takes even image sizes from 16 pixels, got {image_size}")
+        if image_size < 32 or image_size % SIZE_STEP:
+            raise ValueError(f"model 'small' takes even image sizes from 32 pixels, got {image_size}")
         super().__init__("small", DIM, image_size)
         self.tokenizer = tokenizer
         self.image = ImageTower(DIM)

@@ -74,25 +74,27 @@ def load_model(folder: Path | str) -> ImageTextModel:
 
 
 def load_weights(model: nn.Module, state: dict[str, Tensor], source: str) -> None:
-    """Put ``state`` into ``model``; keys must agree but for what compile and DDP put before them.
+    """Put ``state`` into ``model``; keys must agree but for what compile and DDP put before them, on either side.
 
     Args:
+        model: bare or wrapped.
         source: named in errors.
 
     Raises:
         RuntimeError: naming the keys that are missing, too many, or of another shape or type.
     """
-    given, wanted = clean_keys(state), model.state_dict()
+    inner, given = unwrap(model), clean_keys(state)
+    wanted = inner.state_dict()
     problems = [f"missing: {key}" for key in wanted if key not in given]
     problems += [f"unknown: {key}" for key in given if key not in wanted]
-    for key in given.keys() & wanted.keys():
+    for key in (key for key in wanted if key in given):
         have, need = ((*tensor.shape, tensor.dtype) for tensor in (given[key], wanted[key]))
         if have != need:
             problems.append(f"{key} is {_kind(given[key])} instead of {_kind(wanted[key])}")
     if problems:
         more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
         raise RuntimeError(f"the weights in {source} do not fit the model: {'; '.join(problems[:8])}{more}")
-    model.load_state_dict(given)
+    inner.load_state_dict(given)
 
 
 def clean_keys(state: dict[str, Tensor]) -> dict[str, Tensor]:
