@@ -132,3 +132,27 @@ class PairSet(Pairs):
 
 def _text(wanted: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in wanted.items())
+
+
+class Chosen(Pairs):
+    """Some of the pairs of a set, without a copy of them.
+
+    Args:
+        pairs: the set.
+        places: ``[k]`` which of its pairs, in the order wanted.
+    """
+
+    def __init__(self, pairs: Pairs, places: Tensor) -> None:
+        self.name, self.split, self.image_size = pairs.name, pairs.split, pairs.image_size
+        self.content_hash = pairs.content_hash
+        self.index, self.group = pairs.index[places], pairs.group[places]
+        self._pairs, self._places = pairs, places
+
+    def images_at(self, i: Tensor) -> Tensor:
+        return self._pairs.images_at(self._places[i])
+
+    def captions_at(self, i: Tensor | None = None) -> list[str]:
+        return self._pairs.captions_at(self._places if i is None else self._places[i])
+
+    def vocabulary_texts(self) -> Iterable[str]:
+        return self._pairs.vocabulary_texts()

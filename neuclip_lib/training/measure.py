@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from neuclip_lib.conjugate import residual
 from neuclip_lib.contrast import GlobalBatch, log_mean_exp_over_negatives
-from neuclip_lib.data.pairs import Pairs
+from neuclip_lib.data.pairs import Chosen, Pairs
 from neuclip_lib.evaluation.embed import embed_pairs
 from neuclip_lib.evaluation.normalizer_error import normalizer_error
 from neuclip_lib.models import ImageTextModel
@@ -89,25 +89,6 @@ class Stopwatch:
         rate = self._samples / max(1e-9, now - self._begun - self._paused)
         self._samples, self._begun, self._paused = 0, now, 0.0
         return rate
-
-
-class Chosen(Pairs):
-    """Some of the pairs of a set, in place of a copy of them."""
-
-    def __init__(self, pairs: Pairs, places: Tensor) -> None:
-        self.name, self.split, self.image_size = pairs.name, pairs.split, pairs.image_size
-        self.content_hash = pairs.content_hash
-        self.index, self.group = pairs.index[places], pairs.group[places]
-        self._pairs, self._places = pairs, places
-
-    def images_at(self, i: Tensor) -> Tensor:
-        return self._pairs.images_at(self._places[i])
-
-    def captions_at(self, i: Tensor | None = None) -> list[str]:
-        return self._pairs.captions_at(self._places if i is None else self._places[i])
-
-    def vocabulary_texts(self) -> Iterable[str]:
-        return self._pairs.vocabulary_texts()
 
 
 def probe_set(pairs: Pairs, size: int = PROBE_SIZE) -> Chosen:
