@@ -31,7 +31,7 @@ test: $(STAMP) ## all tests, two files at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 quick: $(STAMP) ## unit tests of the core, under 60 s
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/core $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m quick tests/core $(ARGS)
 
 test-full: $(STAMP) ## everything, full presets too; takes long, goes on where it stopped
 	$(BIN)/python tests/full.py $(ARGS)
@@ -57,6 +57,7 @@ check: $(STAMP) ## format, lint, types, generated files up to date
 	$(BIN)/python -m neuclip_lib lessons check
 	$(BIN)/python -m neuclip_lib data card --check
 	$(BIN)/python -m neuclip_lib run --check-readme
+	$(BIN)/python tests/full.py --check
 
 format: $(STAMP) ## format and fix what can be fixed
 	$(BIN)/ruff format .

@@ -9,6 +9,8 @@ import pytest
 
 from neuclip_lib import files
 
+pytestmark = pytest.mark.quick
+
 
 def everything_in(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))

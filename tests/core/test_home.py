@@ -7,6 +7,8 @@ import pytest
 
 from neuclip_lib import home
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -7,6 +7,8 @@ import pytest
 
 from neuclip_lib import progress
 
+pytestmark = pytest.mark.quick
+
 
 class Clock:
     """A clock that the test moves."""
