@@ -117,3 +117,19 @@ def test_a_page_without_marks_or_a_study_is_refused(checkout: Path) -> None:
     with pytest.raises(RuntimeError, match="put both marks back"):
         _study.write_readme(checkout, "laptop")
     assert (checkout / "README.md").read_text() == f"{_study.BEGIN} and no end"
+
+
+def test_the_curves_keep_steps_and_figures_alone() -> None:
+    rows: list[dict[str, Any]] = [
+        {"step": 10, "kind": "train", "loss": 3.0},
+        {"step": 50, "kind": "probe", "loss": 1.5, "n": 512, "tau": 0.05},
+        {
+            "step": 100,
+            "kind": "normalizer_error",
+            "estimators": {"batch": {"mse": 0.6, "n": 9}, "x": {"mse": None, "n": 9}},
+        },
+    ]
+    assert _table._curves(rows) == {
+        "probe": [{"step": 50, "loss": 1.5}],
+        "normalizer_error": [{"step": 100, "mse": {"batch": 0.6, "x": None}}],
+    }
