@@ -59,7 +59,6 @@ class Explorer:
         self._controls = {one.name: one for one in controls}
         self._frames: OrderedDict[tuple[Any, ...], Frame] = OrderedDict()
         self._view: Any = None
-        self._error: Exception | None = None
         self.values: dict[str, Any] = {one.name: one.start for one in controls}
         # Drawn here, in the cell: an error in draw stops the notebook in every runner.
         self._first = self._frame()
@@ -86,11 +85,9 @@ class Explorer:
         setting = self._control(name).setting(value)
         if self._view is None:
             self.values[name] = setting
-            return self.figures
-        self._view.set(name, setting)
-        if self._error is not None:
-            raise self._error
-        return self.figures
+        else:
+            self._view.set(name, setting)
+        return self.figures  # a state that could not be drawn is no frame yet: drawn again here, it raises
 
     def _control(self, name: str) -> Control:
         if name not in self._controls:
@@ -143,13 +140,11 @@ class Explorer:
 
     def _moved(self, values: Mapping[str, Any]) -> None:
         """Called by the view. No runner reports an error raised in a callback, so it is shown and logged here."""
-        self._error = None
         try:
             self.values = {name: self._controls[name].setting(value) for name, value in values.items()}
             frame = self._frame()
             self._view.picture(frame.png, self._sentence(frame))
         except Exception as error:
-            self._error = error
             self._view.problem(f"{type(error).__name__}: {error}")
             _log.exception("explore: drawing at %s failed", dict(values))
 
