@@ -76,6 +76,10 @@ def doubled_id(notebook):
     code(notebook, 3)["id"] = code(notebook, 4)["id"]
 
 
+def lost_id(notebook):  # nbformat only warns
+    del code(notebook, 3)["id"]
+
+
 def lost_cell(notebook):
     del notebook["cells"][5]
 
@@ -134,6 +138,7 @@ def too_large(notebook):
         (lost_tag, "metadata {} differs from the source's"),
         (new_id, "is a code cell 'other' in the notebook"),
         (doubled_id, "ids are missing or not unique"),
+        (lost_id, "not a valid notebook: Cell is missing an id field"),
         (lost_cell, "11 cells; the source has 12"),
         (stale, "was built from another source; run: python -m neuclip_lib lessons build 90"),
         (widgets, "metadata 'widgets'"),
