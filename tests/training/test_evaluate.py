@@ -19,11 +19,14 @@ from neuclip_lib.training import Run, checkpoint, train
 from neuclip_lib.training import evaluate as module
 from neuclip_lib.training.evaluate import evaluate, evaluation_file, pictures_folder
 
+# With these the validation part has two pairs of one concept, and the seed changes the pictures.
+OPTIONS = {"n": 400, "seed": 3}
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short run with a shadow, never written to by a test."""
-    config = presets.tiny("neuclip", data_options={"n": 200}, shadows=("openclip",), probe_every=10, error_every=20)
+    config = presets.tiny("neuclip", data_options=OPTIONS, shadows=("openclip",), probe_every=10, error_every=20)
     folder = tmp_path_factory.mktemp("trained") / "run"
     train(config, folder, quiet=True)
     return folder
@@ -36,8 +39,9 @@ def folder(trained: Path, tmp_path: Path) -> Path:
 
 def test_every_figure_is_what_its_part_gives_on_the_runs_data(folder: Path) -> None:
     run = Run(folder)
-    got = evaluate(run, draw=False, quiet=True)
-    pairs = data_sets.load("captions", "test", n=200)
+    got = evaluate(run, split="validation", draw=False, quiet=True)
+    pairs = data_sets.load("captions", "validation", **OPTIONS)
+    assert len(pairs.group.unique()) < len(pairs)
     e1, e2 = embed_pairs(run.load_model(), pairs)
     scores, group = e1.double() @ e2.double().T, pairs.group
     hits = {"image_to_text": scores, "text_to_image": scores.T}
@@ -52,7 +56,7 @@ def test_every_figure_is_what_its_part_gives_on_the_runs_data(folder: Path) -> N
     assert got["retrieval"]["chance"]["r@1"] == pytest.approx(
         100 * float((group[:, None] == group).double().mean()), rel=1e-12
     )
-    tasks = {task.name: task for task in data_sets.zero_shot_tasks("captions", "test", n=200)}
+    tasks = {task.name: task for task in data_sets.zero_shot_tasks("captions", "validation", **OPTIONS)}
     assert got["zero_shot"].keys() == tasks.keys() and tasks
     for name, task in tasks.items():
         assert got["zero_shot"][name] == zero_shot(run.load_model(), task)
@@ -71,8 +75,12 @@ def test_the_normalizer_error_is_what_the_run_measured_after_its_last_step(folde
     assert own["mse"] != got["estimators"]["openclip"]["mse"]
 
 
-def test_the_file_holds_what_is_returned_and_a_second_time_is_the_same(folder: Path) -> None:
+def test_the_file_holds_what_is_returned_a_second_time_is_the_same_and_the_run_is_left_alone(folder: Path) -> None:
+    kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    random = torch.get_rng_state()
     returned = evaluate(folder, quiet=True)
+    assert torch.equal(random, torch.get_rng_state())
+    assert {path: path.read_bytes() for path in kept} == kept
     first = (folder / "evaluation.json").read_bytes()
     assert json.loads(first) == returned
     drawn = {path.name: path.read_bytes() for path in (folder / "pictures").iterdir()}
@@ -95,7 +103,7 @@ def test_another_split_has_its_own_file(folder: Path) -> None:
     assert (folder / "evaluation.json").read_bytes() == before
     assert json.loads((folder / "evaluation-validation.json").read_text()) == got
     assert got["settings"]["split"] == "validation"
-    assert got["settings"]["pairs"] == len(data_sets.load("captions", "validation", n=200))
+    assert got["settings"]["pairs"] == len(data_sets.load("captions", "validation", **OPTIONS))
     run = Run(folder)
     assert evaluation_file(run) == evaluation_file(run, "test") == folder / "evaluation.json"
     assert pictures_folder(run, "validation").is_dir() and not pictures_folder(run).exists()
@@ -112,14 +120,6 @@ def test_an_error_on_the_way_leaves_the_old_file(folder: Path, monkeypatch: pyte
     with pytest.raises(RuntimeError, match="no more memory"):
         evaluate(folder, draw=False, quiet=True)
     assert (folder / "evaluation.json").read_bytes() == before
-
-
-def test_random_state_and_the_run_are_left_alone(folder: Path) -> None:
-    kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    random = torch.get_rng_state()
-    evaluate(folder, quiet=True)
-    assert torch.equal(random, torch.get_rng_state())
-    assert {path: path.read_bytes() for path in kept} == kept
 
 
 def test_runs_that_cannot_be_evaluated_are_refused(folder: Path, tmp_path: Path) -> None:
@@ -151,6 +151,6 @@ def test_a_run_that_tunes_is_evaluated_on_validation_and_never_on_test(tmp_path:
 
 def test_a_run_without_a_step_says_why_there_is_no_normalizer_error(tmp_path: Path) -> None:
     config = presets.tiny("neuclip", data_options={"n": 120}, steps=0, warmup=0, probe_every=0, error_every=0)
-    got = evaluate(train(config, tmp_path / "run", quiet=True), quiet=True)["normalizer_error"]
+    got = evaluate(train(config, tmp_path / "run", quiet=True), draw=False, quiet=True)["normalizer_error"]
     assert (got["mse"], got["n"], got["estimators"]) == (None, 0, {})
     assert "no step was taken" in got["why"]
