@@ -50,7 +50,7 @@ def top_matches(queries: Tensor, candidates: Tensor, k: int = 5) -> Tensor:
         queries: [q, d] rows.
         candidates: [c, d] rows.
     """
-    scores = fixed_point(double(queries).nan_to_num()) @ fixed_point(double(candidates).nan_to_num()).T
+    scores = fixed_point(double(queries).nan_to_num(0, 0, 0)) @ fixed_point(double(candidates).nan_to_num(0, 0, 0)).T
     return scores.argsort(dim=1, descending=True, stable=True)[:, :k]
 
 

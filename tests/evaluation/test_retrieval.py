@@ -259,3 +259,7 @@ def test_top_matches_are_the_best_in_order() -> None:
     for row, got in zip((a.double() @ b.double().T).tolist(), top.tolist(), strict=True):
         assert got == sorted(range(30), key=lambda j: -row[j])[:5]
     assert top_matches(a, torch.ones(3, 16), 5).tolist() == [[0, 1, 2]] * 4
+    a[0, 0], a[1, 0] = math.inf, math.nan  # drawn as if the number were zero, never a crash
+    zero = a.clone()
+    zero[:2, 0] = 0
+    assert torch.equal(top_matches(a, b), top_matches(zero, b))
