@@ -144,6 +144,13 @@ def test_steps_of_an_earlier_process_are_no_sign_of_pace(tmp_path: Path) -> None
     assert seconds_left([one], 1, 1000.0) is None, "nobody knows before a step was seen"
 
 
+def test_a_resumed_stage_counts_from_the_steps_it_found(tmp_path: Path) -> None:
+    one = job(tmp_path, "one", ("tell",))
+    one.done = lambda: 7
+    run_jobs([one], 1, io.StringIO())
+    assert one._from == 7
+
+
 def test_the_line_says_where_each_is_and_the_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_jobs.time, "monotonic", lambda: 1000.0)
     done, failed = at_step("d", 1, 1, None, tmp_path), at_step("f", 1, 1, None, tmp_path)
