@@ -212,3 +212,11 @@ def test_a_cell_that_fails_is_named():
 
 def test_a_plain_script_does_nothing():
     exec('start_at("2")', {"start_at": start_at})
+
+
+def test_cells_that_are_run_do_not_start_sections_themselves(monkeypatch):
+    read = []
+    monkeypatch.setattr(start, "read_lesson", lambda path: read.append(path) or read_lesson(path))
+    monkeypatch.setenv("JPY_SESSION_NAME", "07_part.ipynb")
+    Notebook().run('start_at("2")')  # the cells before it hold start_at("1")
+    assert len(read) == 1
