@@ -37,7 +37,7 @@ def raw_set(kept: list[Concept], vendors: tuple[str, ...], images: np.ndarray) -
     rows = [(concept, vendor) for concept in kept for vendor in vendors]
     return RawSet(
         images=images,
-        captions=[concept.name for concept, _ in rows],
+        captions=[concept.name for concept, _ in rows],  # keywords stay apart: prompts are bare names
         group=[concept.codepoints for concept, _ in rows],
         split_key=[concept.base for concept, _ in rows],  # tone copies of one emoji must not part
         key=[f"{vendor}/{concept.codepoints}" for concept, vendor in rows],
