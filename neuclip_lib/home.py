@@ -8,10 +8,12 @@ from pathlib import Path
 
 
 def _checkout() -> Path | None:
-    """The current folder when it is a writable checkout of this project."""
+    """The writable checkout of this project in which the current folder lies (a notebook runs in its own folder)."""
     here = Path.cwd()
-    is_checkout = (here / "neuclip_lib" / "contrast.py").is_file() and (here / "pyproject.toml").is_file()
-    return here if is_checkout and os.access(here, os.W_OK) else None
+    for folder in (here, *here.parents):
+        if (folder / "neuclip_lib" / "contrast.py").is_file() and (folder / "pyproject.toml").is_file():
+            return folder if os.access(folder, os.W_OK) else None
+    return None
 
 
 def _user_cache() -> Path:

@@ -68,10 +68,10 @@ def main(arguments: list[str]) -> int:
     failed = _train_and_evaluate(plans, out, chosen.jobs)
     good = [plan for plan in plans if plan.method not in failed]
     results = [read_result(plan.folder) for plan in good]
+    if chosen.record and not failed:
+        _record(chosen.preset, results)  # first: the lesson reads the figures that are kept
     notebook, problem = _lesson(good, out) if chosen.lesson and good else (None, None)
     _print_results(results, good, notebook, out)
-    if chosen.record and not failed and not problem:
-        _record(chosen.preset, results)
     for text in [*failed.values(), *([problem] if problem else [])]:
         print(f"error: {text}", file=sys.stderr)
     print(f"\n{time.monotonic() - begun:.0f} s in all", file=sys.stderr)

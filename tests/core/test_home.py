@@ -51,9 +51,11 @@ def test_an_empty_variable_counts_as_unset(elsewhere: Path, monkeypatch: pytest.
 
 def test_the_checkout_one_stands_in_comes_second(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkout = make_checkout(elsewhere / "checkout")
-    monkeypatch.chdir(checkout)
-    assert home.data_dir() == checkout / "datasets" / "built"
-    assert home.runs_dir() == checkout / "runs"
+    for place in (checkout, checkout / "lessons", checkout / "my_lessons" / "deeper"):
+        place.mkdir(parents=True, exist_ok=True)
+        monkeypatch.chdir(place)
+        assert home.data_dir() == checkout / "datasets" / "built"
+        assert home.runs_dir() == checkout / "runs"
 
 
 def test_a_checkout_that_cannot_be_written_is_left_alone(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
