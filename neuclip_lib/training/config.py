@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
-from neuclip_lib import data as data_sets
+from neuclip_lib.data.registry import spec_of
+from neuclip_lib.devices import pick_device
 from neuclip_lib.files import read_json
 from neuclip_lib.methods import get_method
 from neuclip_lib.models import check_model_name
@@ -42,7 +41,7 @@ class TrainConfig:
         prototypes: the NPN, for ``neuclip`` and wherever it rides along.
         shadows: methods whose normalizers see every batch without steering the run.
         threads: of PyTorch on the CPU; None leaves them as they are. The last bits depend on it.
-        device: ``cpu``, ``cuda``, ``cuda:1`` or ``mps``.
+        device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``, or ``auto`` for CUDA where there is one and else the CPU.
         log_every: steps between rows of training figures.
         probe_every: steps between exact losses on the probe set; 0 for never.
         error_every: steps between measurements of the normalizer error; 0 for never.
@@ -95,13 +94,13 @@ class TrainConfig:
             get_method(method)
         if len(set(self.shadows)) < len(self.shadows) or self.method in self.shadows:
             raise ValueError(f"shadows must be different methods other than {self.method!r} itself, got {self.shadows}")
-        data_sets.card(self.data)
+        spec_of(self.data)
         check_model_name(self.model)
         self._check_numbers()
         self.optim.check()
         self.temperature.check()
         self.prototypes.check()
-        check_device(self.device)
+        pick_device(self.device)
 
     def doubts(self) -> list[str]:
         """What is allowed and probably not meant; the trainer warns of it."""
@@ -119,21 +118,6 @@ class TrainConfig:
             _at_least(self, name, low)
         for name, low in (("error_every", 0), ("checkpoint_every", 0), ("threads", 1), ("keep_last", 1)):
             _at_least(self, name, low)
-
-
-def check_device(name: str) -> torch.device:
-    """The device of that name.
-
-    Raises:
-        ValueError: when there is no such device on this machine; there is no silent way back to the CPU.
-    """
-    usable = ["cpu"]
-    usable += [f"cuda:{number}" for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)]
-    usable += ["mps"] if torch.backends.mps.is_available() else []
-    known = [*usable, "cuda"] if len(usable) > 1 and "cuda:0" in usable else usable
-    if name not in known:
-        raise ValueError(f"device {name!r} is not on this machine; it has {', '.join(known)}")
-    return torch.device(name)
 
 
 def to_json(config: TrainConfig) -> dict[str, Any]:

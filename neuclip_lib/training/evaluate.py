@@ -11,6 +11,7 @@ from torch import Tensor
 
 from neuclip_lib import data as data_sets
 from neuclip_lib.data.pairs import Pairs
+from neuclip_lib.devices import pick_device
 from neuclip_lib.evaluation.embed import embed_pairs
 from neuclip_lib.evaluation.geometry import geometry
 from neuclip_lib.evaluation.normalizer_error import normalizer_error
@@ -20,7 +21,6 @@ from neuclip_lib.files import ensure_writable, write_json
 from neuclip_lib.models import ImageTextModel
 from neuclip_lib.normalizers import BatchNormalizer
 from neuclip_lib.training import pictures
-from neuclip_lib.training.config import check_device
 from neuclip_lib.training.measure import NOTHING
 from neuclip_lib.training.run import Run
 
@@ -63,7 +63,7 @@ def evaluate(
     """
     run = run if isinstance(run, Run) else Run(run)
     require_finished(run)
-    at = check_device(device)
+    at = pick_device(device)
     ensure_writable(run.folder)
     pairs = run.eval_pairs(split)
     model = run.load_model().to(at)

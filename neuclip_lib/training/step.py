@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from neuclip_lib.contrast import Sides, log_mean_exp_over_negatives
 from neuclip_lib.losses import global_contrastive_loss
@@ -151,12 +150,10 @@ def train_step(
 
 
 def encode(model: ImageTextModel, batch: Batch, precision: str) -> Sides:
-    """Unit embeddings of a batch in float32, each ``[b, d]``: bfloat16 similarities would be off by .1 in log g."""
-    if precision == "float32":
+    """Unit embeddings of a batch, each ``[b, d]`` and float32: bfloat16 similarities would be off by .1 in log g."""
+    lower = torch.autocast(batch.images.device.type, torch.bfloat16, enabled=precision == "bfloat16")
+    with lower:
         return model.encode_image(batch.images), model.encode_text(batch.tokens)
-    with torch.autocast(batch.images.device.type, torch.bfloat16):
-        e1, e2 = model.encode_image(batch.images), model.encode_text(batch.tokens)
-    return normalize(e1.float(), dim=1), normalize(e2.float(), dim=1)
 
 
 @torch.no_grad()

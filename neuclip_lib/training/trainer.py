@@ -15,13 +15,14 @@ import torch
 
 from neuclip_lib import data as data_sets
 from neuclip_lib.data.pairs import Pairs
+from neuclip_lib.devices import pick_device
 from neuclip_lib.files import write_json
 from neuclip_lib.models import ImageTextModel, build_model, load_model
 from neuclip_lib.normalizers import Normalizer
 from neuclip_lib.progress import track
 from neuclip_lib.temperature import Temperature
 from neuclip_lib.training import checkpoint
-from neuclip_lib.training.config import TrainConfig, check_device
+from neuclip_lib.training.config import TrainConfig
 from neuclip_lib.training.distributed import require_one_process
 from neuclip_lib.training.feed import Feed
 from neuclip_lib.training.folder import claimed, default_folder, note_resume, require_same_config, write_identity
@@ -76,7 +77,7 @@ class _Session:
 
     def __init__(self, config: TrainConfig, folder: Path, pairs: Pairs, there: bool, quiet: bool) -> None:
         self.config, self.folder, self.pairs, self.quiet = config, folder, pairs, quiet
-        self.device = check_device(config.device)
+        self.device = pick_device(config.device)
         self.checkpoints = folder / CHECKPOINTS
         self.start = checkpoint.newest_valid(self.checkpoints) if there else None
         model = self._model().to(self.device)

@@ -17,7 +17,7 @@ def small() -> Callable[..., TrainConfig]:
     """The tiny preset, measuring nothing unless asked."""
 
     def build(method: str = "neuclip", **overrides: Any) -> TrainConfig:
-        quiet = {"probe_every": 0, "error_every": 0, "log_every": 1, "checkpoint_every": 0, "data_options": {"n": 96}}
+        quiet = {"probe_every": 0, "error_every": 0, "log_every": 1, "checkpoint_every": 0, "data_options": {"n": 128}}
         return presets.tiny(method=method, **{**quiet, "warmup": 2, **overrides})
 
     return build

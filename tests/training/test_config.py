@@ -12,7 +12,7 @@ from neuclip_lib import presets
 from neuclip_lib.normalizers import PrototypeOptions
 from neuclip_lib.temperature import TemperatureOptions
 from neuclip_lib.training import OptimOptions, TrainConfig
-from neuclip_lib.training.config import check_device, differences, from_json, read_config, to_json
+from neuclip_lib.training.config import differences, from_json, read_config, to_json
 
 
 def test_the_laptop_preset_is_the_written_one_for_every_method() -> None:
@@ -59,7 +59,7 @@ def test_overrides_by_full_and_by_short_name() -> None:
     [
         ({"method": "neuclp"}, r"no method 'neuclp'.*did you mean 'neuclip'"),
         ({"data": "icon"}, r"no data set 'icon'.*did you mean 'icons'"),
-        ({"model": "smal"}, r"'smal'.*'small'"),
+        ({"model": "smal"}, "'smal'.*closest names: small"),
         ({"stepz": 3}, r"no option 'stepz'; did you mean 'steps'"),
         ({"lr": 1e-3}, r"'lr' may mean optim.lr or temperature.lr or prototypes.lr"),
         ({"batch_size": 1}, "batch_size must be at least 2, got 1"),
@@ -78,8 +78,8 @@ def test_overrides_by_full_and_by_short_name() -> None:
         ({"shadows": ("neuclp",)}, r"no method 'neuclp'.*did you mean 'neuclip'"),
         ({"shadows": ("neuclip",)}, "shadows must be different methods other than 'neuclip'"),
         ({"shadows": ("openclip", "openclip")}, "shadows must be different methods"),
-        ({"device": "cuda:77"}, "device 'cuda:77' is not on this machine; it has cpu"),
-        ({"device": "gpu"}, "device 'gpu' is not on this machine"),
+        ({"device": "cuda:77"}, "no device 'cuda:77' on this machine; choose auto or one of cpu"),
+        ({"device": "gpu"}, "no device 'gpu' on this machine"),
         ({"precision": "float16"}, "precision must be 'float32' or 'bfloat16', got 'float16'"),
     ],
 )
@@ -121,7 +121,6 @@ def test_a_config_file_that_is_damaged_or_unknown_is_refused_by_name(tmp_path: P
 
 def test_the_defaults_of_the_library_are_a_valid_config() -> None:
     TrainConfig().check()
-    assert check_device("cpu").type == "cpu"
     with pytest.raises(ValueError, match="optim must be OptimOptions"):
         TrainConfig(optim=3).check()  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="steps must be int, got '3'"):

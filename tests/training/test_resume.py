@@ -61,24 +61,24 @@ def _cut_to(source: Path, target: Path, step: int) -> None:
 def test_taken_up_after_any_step_the_end_is_the_same_to_the_bit(
     tmp_path: Path, small: Small, weights: Weights, method: str
 ) -> None:
-    # 72 prototypes are filled by 16 pairs a step until step 5 and drawn anew in step 9.
+    # 72 prototypes are filled by 16 pairs a step until step 5 and drawn anew in step 8.
     config = small(
         method,
-        steps=14,
+        steps=10,
         m=72,
-        restart_every=9,
+        restart_every=7,
         checkpoint_every=1,
         keep_last=None,
         learned=True,
         log_every=4,
         probe_every=5,
-        error_every=7,
+        error_every=6,
         shadows=("gcl-batch",),
     )
     whole = train(config, tmp_path / "whole", quiet=True)
     expected, rows = weights(whole.folder), _rows(whole)
     assert {row["kind"] for row in rows} == {"train", "probe", "normalizer_error"}
-    for step in range(14):
+    for step in range(10):
         if step == 0:  # killed after the config was written and before the first checkpoint
             shutil.copytree(whole.folder, folder := tmp_path / "0")
             shutil.rmtree(folder / "checkpoints")
@@ -143,8 +143,8 @@ def test_every_part_of_the_state_is_needed(
 def test_killed_at_a_random_step_and_taken_up_the_end_is_the_same_to_the_bit(
     tmp_path: Path, small: Small, weights: Weights, method: str
 ) -> None:
-    config = small(method, steps=60, m=200, restart_every=25, checkpoint_every=3, probe_every=7)
-    step = random.randrange(1, 55)
+    config = small(method, steps=40, m=200, restart_every=25, checkpoint_every=3, probe_every=7)
+    step = random.randrange(1, 36)
     process = _start(config, tmp_path / "killed")
     _wait_for_step(process, tmp_path / "killed", step)
     process.kill()
@@ -161,9 +161,9 @@ def test_killed_at_a_random_step_and_taken_up_the_end_is_the_same_to_the_bit(
 def test_asked_to_stop_it_saves_where_it_is_and_says_how_to_go_on(
     tmp_path: Path, small: Small, weights: Weights, number: signal.Signals, code: int
 ) -> None:
-    config = small("neuclip", steps=400, m=200, data_options={"n": 64})
+    config = small("neuclip", steps=60, m=200, data_options={"n": 128})
     folder = tmp_path / "stopped"
-    arguments = ["--preset", "tiny", "--out", str(folder), "--steps", "400", "--data-options", "n=64"]
+    arguments = ["--preset", "tiny", "--out", str(folder), "--steps", "60", "--data-options", "n=128"]
     arguments += ["--prototypes.m", "200", "--probe-every", "0", "--error-every", "0", "--log-every", "1"]
     arguments += ["--checkpoint-every", "0", "--optim.warmup", "2"]
     command = [sys.executable, "-m", "neuclip_lib", "train", *arguments]
@@ -174,7 +174,7 @@ def test_asked_to_stop_it_saves_where_it_is_and_says_how_to_go_on(
     assert process.returncode == code, said
     run = Run(folder)
     step = run.step
-    assert 3 <= step < 400
+    assert 3 <= step < 60
     assert run.metrics()[-1]["step"] == step
     assert f"saved after step {step}" in said
     assert "the same command goes on" in said
@@ -182,7 +182,7 @@ def test_asked_to_stop_it_saves_where_it_is_and_says_how_to_go_on(
     train(config, folder, quiet=True)
     whole = train(config, tmp_path / "whole", quiet=True)
     assert weights(folder) == weights(whole.folder)
-    assert [row["step"] for row in run.metrics()] == list(range(1, 401))
+    assert [row["step"] for row in run.metrics()] == list(range(1, 61))
 
 
 def test_a_finished_run_returns_at_once_and_changes_nothing(tmp_path: Path, small: Small) -> None:
