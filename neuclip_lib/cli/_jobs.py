@@ -228,12 +228,17 @@ def stop(running: Sequence[Job], stream: TextIO) -> None:
 
 @contextlib.contextmanager
 def _signals_raise() -> Iterator[None]:
-    """Let SIGTERM, and SIGHUP of a closed terminal, unwind this process as Control-C does."""
+    """Let SIGTERM, and SIGHUP of a closed terminal, unwind this process as Control-C does.
+
+    A shell starts background commands with SIGINT ignored; our own handler makes it count for us and the children.
+    """
 
     def leave(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
         raise SystemExit(128 + number)
 
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
     before = {number: signal.signal(number, leave) for number in numbers}
     try:
         yield

@@ -185,10 +185,14 @@ run_jobs([Job(n, [Stage(what, [what, str(folder), n], 1.0)], folder / f"{n}.log"
 """
 
 
-def stopped(tmp_path: Path, number: int, what: str, grace: float) -> subprocess.CompletedProcess[str]:
+def stopped(
+    tmp_path: Path, number: int, what: str, grace: float, ignored: bool = False
+) -> subprocess.CompletedProcess[str]:
     """Start two of three children, send the parent a signal, and wait for its end."""
     (tmp_path / "parent.py").write_text(PARENT)
     command = [sys.executable, str(tmp_path / "parent.py"), str(tmp_path), what, str(grace)]
+    if ignored:  # as a shell starts what it runs in the background
+        command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command]
     parent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     until(lambda: len(list(tmp_path.glob("*.ready"))) == 2)
     parent.send_signal(number)
@@ -225,6 +229,13 @@ def test_a_signal_lets_the_children_save_and_leaves_none_behind(tmp_path: Path, 
     assert sorted(file.name for file in tmp_path.glob("*.saved")) == ["a.saved", "b.saved"]
     assert "stopping a, b: saving" in done.stderr
     assert not any(map(is_alive, children(tmp_path)))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_a_background_command_can_be_interrupted_too(tmp_path: Path) -> None:
+    done = stopped(tmp_path, signal.SIGINT, "save", 30, ignored=True)
+    assert done.returncode != 0
+    assert sorted(file.name for file in tmp_path.glob("*.saved")) == ["a.saved", "b.saved"]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
