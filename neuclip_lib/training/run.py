@@ -166,6 +166,16 @@ class Run:
         return pairs
 
 
+def load(folder: Path | str) -> ImageTextModel:
+    """The encoders of a run (its newest whole checkpoint), or of a folder that ``save_model`` wrote; on the CPU.
+
+    Raises:
+        RuntimeError: when the folder holds neither, or is damaged.
+    """
+    folder = Path(folder)
+    return Run(folder).load_model() if (folder / CONFIG).is_file() else load_model(folder)
+
+
 def build_parts(config: TrainConfig, method: str, dim: int, device: torch.device) -> Parts:
     """The parts of a method with this run's sizes, for the run itself or as a shadow."""
     settings = Settings(
