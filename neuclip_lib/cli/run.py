@@ -212,7 +212,8 @@ def _record(study: str, results: Sequence[Result]) -> None:
     from neuclip_lib.course.source import course_root
 
     root = course_root()
-    folder = _study.record(root, study, f"python -m neuclip_lib run --record --preset {study} --seed {results[0]['seed']}", results)
+    command = f"python -m neuclip_lib run --record --preset {study} --seed {results[0]['seed']}"
+    folder = _study.record(root, study, command, results)
     print(f"\nkept in {folder}")
     if study == STUDY:
         _study.write_readme(root, STUDY)
