@@ -38,12 +38,12 @@ test-full: $(STAMP) ## everything, full presets too; takes long, goes on where i
 
 lab: $(STAMP) ## JupyterLab on your own copy of the lessons (my_lessons/)
 	$(BIN)/python -m neuclip_lib lessons copy my_lessons
-	$(BIN)/jupyter lab --notebook-dir=my_lessons $(ARGS)
+	$(BIN)/jupyter lab --notebook-dir=my_lessons $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
 lessons: $(STAMP) ## rebuild the notebooks from their sources
 	$(BIN)/python -m neuclip_lib lessons build $(ARGS)
 
-data: $(STAMP) ## build the data sets and their cards
+data: $(STAMP) ## build all data sets
 	$(BIN)/python -m neuclip_lib data build all $(ARGS)
 
 bench: $(STAMP) ## performance ratios
