@@ -1,4 +1,4 @@
-"""How far estimates of the log-normalizer are from its exact value over the whole training set (algorithms.md, 10)."""
+"""How far estimates of the log-normalizer are from its exact value over the whole training set."""
 
 from __future__ import annotations
 
