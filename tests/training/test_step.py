@@ -203,6 +203,14 @@ def test_every_precision_stays_finite_even_on_equal_pairs(
     assert all(torch.isfinite(parameter).all() for parameter in trainee.model.parameters())
 
 
+def test_bfloat16_is_used_by_the_encoders_and_not_by_what_follows() -> None:
+    model, batch = build_model("small", WORDS, 32, seed=0), _batch()
+    exact, rounded = step.encode(model, batch, "float32"), step.encode(model, batch, "bfloat16")
+    for fine, coarse in zip(exact, rounded, strict=True):
+        assert coarse.dtype == fine.dtype == torch.float32
+        assert 1e-5 < (fine - coarse).abs().max().item() < 0.05
+
+
 def test_one_process_gathers_its_own_batch_detached() -> None:
     e = torch.nn.functional.normalize(torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), dim=1)
     batch = gather(e.clone().requires_grad_(), e, torch.arange(4))

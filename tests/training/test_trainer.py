@@ -15,7 +15,7 @@ from filelock import FileLock
 from neuclip_lib import data as data_sets
 from neuclip_lib.evaluation.embed import embed_pairs
 from neuclip_lib.training import Run, TrainConfig, checkpoint, measure, train, trainer
-from neuclip_lib.training.feed import Feed
+from neuclip_lib.training.feed import Feed, step_generator
 from neuclip_lib.training.step import Batch
 
 Small = Callable[..., TrainConfig]
@@ -67,8 +67,8 @@ def test_the_probe_is_the_exact_loss_written_out(tmp_path: Path, small: Small) -
 
 
 def test_measuring_and_shadows_leave_the_weights_alone(tmp_path: Path, small: Small, weights: Weights) -> None:
-    plain = train(small("openclip", log_every=20), tmp_path / "plain", quiet=True)
     state = torch.get_rng_state()
+    plain = train(small("openclip", log_every=20), tmp_path / "plain", quiet=True)
     watched = train(
         small("openclip", shadows=("neuclip", "gcl-batch"), probe_every=3, error_every=4, checkpoint_every=7),
         tmp_path / "watched",
@@ -93,6 +93,8 @@ def test_the_order_and_the_augmentation_are_functions_of_seed_and_step(small: Sm
     assert torch.equal(first.images, again.images)
     assert torch.equal(first.index, again.index)
     assert not torch.equal(batch(1, 3).index, first.index)
+    draws = {step_generator(seed, step).initial_seed() for seed in range(3) for step in range(5)}
+    assert len(draws) == 15
     still = batch(0, 3, pixels=0)
     assert torch.equal(still.index, first.index)
     assert not torch.equal(still.images, first.images)
