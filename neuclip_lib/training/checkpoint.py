@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from neuclip_lib.files import atomic_folder, read_json, sha256_of, write_json
@@ -47,18 +48,28 @@ def save(folder: Path, step: int, model: ImageTextModel, state: dict[str, Any]) 
 
     Raises:
         TypeError: naming the entry of ``state`` that could not be loaded again in safe mode.
+        RuntimeError: when it cannot be written, for instance on a full disk.
     """
     _check_plain(state, "state")
-    with atomic_folder(folder) as temporary:
-        save_model(model, temporary)
-        torch.save(state, temporary / STATE)
-        files = sorted(file for file in temporary.rglob("*") if file.is_file())
-        rows = {
-            file.relative_to(temporary).as_posix(): {"bytes": file.stat().st_size, "sha256": sha256_of(file)}
-            for file in files
-        }
-        write_json(temporary / MANIFEST, {"step": step, "files": rows})
+    try:
+        with atomic_folder(folder) as temporary:
+            _write(temporary, step, model, state)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise RuntimeError(
+            f"the checkpoint {folder} could not be written ({error}); free space, then run the same command again: "
+            "earlier checkpoints are as they were"
+        ) from error
     return folder
+
+
+def _write(folder: Path, step: int, model: ImageTextModel, state: dict[str, Any]) -> None:
+    save_model(model, folder)
+    torch.save(state, folder / STATE)
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    rows = {
+        file.relative_to(folder).as_posix(): {"bytes": file.stat().st_size, "sha256": sha256_of(file)} for file in files
+    }
+    write_json(folder / MANIFEST, {"step": step, "files": rows})
 
 
 def verify(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import signal
@@ -115,6 +116,19 @@ checkpoint.save(folder / "step_000010", 10, model, {{"step": 10}})
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert checkpoint.newest_valid(two, pytest.fail) == 10
     assert checkpoint.load_state(checkpoint.step_folder(two, 10))["list"][3] == "x"
+
+
+def test_on_a_full_disk_it_says_so_and_the_earlier_checkpoint_stays(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    model = load_model(checkpoint.step_folder(two, 5))
+    monkeypatch.setattr(torch, "save", full)
+    for step in (10, 15):
+        with pytest.raises(RuntimeError, match=rf"step_0000{step} could not be written .*No space left.*free space"):
+            checkpoint.save(checkpoint.step_folder(two, step), step, model, STATE)
+    assert sorted(path.name for path in two.iterdir()) == ["step_000005", "step_000010"]
+    assert checkpoint.newest_valid(two, pytest.fail) == 10
 
 
 def test_a_run_goes_on_from_the_previous_checkpoint_to_the_same_weights(

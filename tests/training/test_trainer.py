@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,22 @@ def test_data_that_changed_since_the_start_are_refused(tmp_path: Path, small: Sm
         run.train_pairs()
 
 
+def test_taken_up_with_other_versions_it_says_so_and_writes_it_down(
+    tmp_path: Path, small: Small, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = small("openclip", steps=4, checkpoint_every=2)
+    run = train(config, tmp_path / "run", quiet=True)
+    assert run.versions()["resumed"] == []
+    facts = run.versions()
+    facts["versions"]["torch"] = "2.0.0"
+    (run.folder / "versions.json").write_text(json.dumps(facts))
+    checkpoint.discard_after(run.checkpoints, 2)
+    train(config, run.folder, quiet=True)
+    now = version("torch")
+    assert f"the last bits may differ: torch 2.0.0 -> {now}" in capsys.readouterr().err
+    assert run.versions()["resumed"] == [{"step": 2, "changed": {"torch": ["2.0.0", now]}}]
+
+
 def test_no_steps_at_all_end_with_a_checkpoint(tmp_path: Path, small: Small) -> None:
     run = train(small("neuclip", steps=0), tmp_path / "run", quiet=True)
     assert run.finished
@@ -215,7 +232,7 @@ def test_a_run_opens_its_parts_and_refuses_what_is_not_there(tmp_path: Path, sma
     assert again.load_normalizer().state_dict()["counters"][3] == 4
     assert again.load_normalizer(2).state_dict()["counters"][3] == 2
     assert again.tau() == pytest.approx(0.05)
-    assert again.versions()["versions"]["torch"] == torch.__version__.split("+")[0]
+    assert again.versions()["versions"]["torch"] == version("torch")
     assert again.eval_pairs().split == "test"
     with pytest.raises(RuntimeError, match=r"no checkpoint of step 3 \(steps saved: 2, 4\)"):
         again.load_model(3)
