@@ -109,14 +109,21 @@ class Job:
         self._file = self.process = None
 
     def seconds_left(self, now: float, rate: float | None) -> float | None:
-        """Rough seconds that the job still takes; ``rate`` in steps a second for a job that cannot tell yet."""
+        """Rough seconds that the job still takes, None when unknown.
+
+        Args:
+            rate: steps a second, for a job that cannot tell its own yet.
+        """
         if self.stage is None:
             return 0.0
         left = 0.0
         for place in range(self.place, len(self.stages)):
             stage, runs = self.stages[place], place == self.place and self.process is not None
             if stage.seconds is not None:
-                left += max(1.0, stage.seconds - (now - self.begun if runs else 0.0))
+                spent = now - self.begun if runs else 0.0
+                if spent > stage.seconds:
+                    return None  # it takes longer than thought, and nobody knows how long
+                left += stage.seconds - spent
                 continue
             own = self.rate(now) or rate
             if own is None:

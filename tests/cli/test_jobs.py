@@ -131,8 +131,15 @@ def test_each_has_its_own_pace_and_a_waiting_one_the_mean(tmp_path: Path) -> Non
         at_step("b", 100, 30, 1.0, tmp_path, 0),
         at_step("c", 100, 0, None, tmp_path, 0),
     ]
-    # a: 50/10 = 5 s and one for evaluating; b: 70/30; c: 100/20 = 5 s on the slot of b
-    assert seconds_left(jobs, 2, 1000.0) == pytest.approx(max(6, 70 / 30 + 1 + 5 + 1))
+    # a: 50/10 = 5 s; b: 70/30; c: 100/20 = 5 s on the slot of b
+    assert seconds_left(jobs, 2, 1000.0) == pytest.approx(70 / 30 + 5)
+
+
+def test_a_stage_that_takes_longer_than_thought_promises_nothing(tmp_path: Path) -> None:
+    one = at_step("a", 100, 100, 14.0, tmp_path)
+    one.place = 1
+    assert seconds_left([one], 1, 1000.0) == pytest.approx(1)
+    assert seconds_left([one], 1, 1002.0) is None
 
 
 def test_steps_of_an_earlier_process_are_no_sign_of_pace(tmp_path: Path) -> None:
