@@ -181,3 +181,55 @@ def test_an_executed_lesson_is_current_only_for_its_source_and_after_the_runs(tm
     assert not run._lesson_is_current(report, notebook, "abc", report.stat().st_mtime + 1)
     write_json(report, {"source_sha256": "abc", "error": "cell 3 failed"})
     assert not run._lesson_is_current(report, notebook, "abc", 0.0)
+
+
+@pytest.fixture
+def lesson_job(monkeypatch: pytest.MonkeyPatch) -> list[run.Job]:
+    """The job that executes the lesson, which is not run; set an error on it to let it fail."""
+    jobs: list[run.Job] = []
+
+    def take(given: list[run.Job], slots: int) -> None:
+        jobs.extend(given)
+        given[0].error = "executing failed: error: cell [3] failed" if len(jobs) > 1 else None
+
+    monkeypatch.setattr(run, "run_jobs", take)
+    return jobs
+
+
+def test_lesson_0_is_executed_on_these_runs_and_its_failure_reported(
+    second: tuple[Path, tuple[int, str, str], dict[str, float]], lesson_job: list[run.Job]
+) -> None:
+    from neuclip_lib.cli import lessons
+    from neuclip_lib.course.declared import choose
+    from neuclip_lib.course.source import course_root, find_source, read_lesson
+
+    out = second[0]
+    plans = run.make_plans(METHODS, "tiny", None, 0, out)
+    notebook, problem = run._lesson(plans, out)
+    lesson = read_lesson(find_source(course_root(), "0"))
+    assert (notebook, problem) == (out / f"{lesson.name}.ipynb", None)
+    (stage,) = lesson_job[0].stages
+    assert stage.arguments[:2] == ["lessons", "run"]
+    rest, given = lessons._take_parameters(stage.arguments[1:])
+    options = lessons._parser().parse_args(rest)
+    assert (options.lesson, options.out) == ("0", out)
+    assert choose(lesson, given) == {"runs": str(out)}
+    assert run._lesson(plans, out) == (None, "lesson 0: executing failed: error: cell [3] failed")
+
+
+def test_without_a_checkout_the_lesson_is_left_out(
+    second: tuple[Path, tuple[int, str, str], dict[str, float]],
+    lesson_job: list[run.Job],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from neuclip_lib.course import source
+
+    def refuse() -> Path:
+        raise RuntimeError("no checkout of the course here")
+
+    monkeypatch.setattr(source, "course_root", refuse)
+    out = second[0]
+    assert run._lesson(run.make_plans(METHODS, "tiny", None, 0, out), out) == (None, None)
+    assert capsys.readouterr().err == "lesson 0 is left out: no checkout of the course here\n"
+    assert lesson_job == []
