@@ -13,7 +13,7 @@ from neuclip_lib.training.optim import OptimOptions
 
 
 def laptop(method: str = "neuclip", data: str = "icons", seed: int = 0, **overrides: Any) -> TrainConfig:
-    """Two to three minutes on one thread; the same budget, batch, model and temperature for every method.
+    """One to two minutes on one idle core; the same budget, batch, model and temperature for every method.
 
     Args:
         overrides: further fields by full name (``**{"optim.lr": 1e-3}``) or by a last part that is unique (``m=256``).
