@@ -57,6 +57,7 @@ def _cut_to(source: Path, target: Path, step: int) -> None:
         shutil.rmtree(checkpoint.step_folder(target / "checkpoints", other))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["openclip", "neuclip"])
 def test_taken_up_after_any_step_the_end_is_the_same_to_the_bit(
     tmp_path: Path, small: Small, weights: Weights, method: str
@@ -139,6 +140,7 @@ def test_every_part_of_the_state_is_needed(
     assert (weights(tmp_path / "again") == weights(whole.folder)) == (part == "nothing")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["openclip", "neuclip"])
 def test_killed_at_a_random_step_and_taken_up_the_end_is_the_same_to_the_bit(
     tmp_path: Path, small: Small, weights: Weights, method: str
@@ -157,6 +159,7 @@ def test_killed_at_a_random_step_and_taken_up_the_end_is_the_same_to_the_bit(
     assert _rows(run) == _rows(whole), f"killed at step {step}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_asked_to_stop_it_saves_where_it_is_and_says_how_to_go_on(
     tmp_path: Path, small: Small, weights: Weights, number: signal.Signals, code: int
@@ -183,6 +186,14 @@ def test_asked_to_stop_it_saves_where_it_is_and_says_how_to_go_on(
     whole = train(config, tmp_path / "whole", quiet=True)
     assert weights(folder) == weights(whole.folder)
     assert [row["step"] for row in run.metrics()] == list(range(1, 61))
+
+
+def test_a_model_of_open_clip_is_taken_up_to_the_bit_too(tmp_path: Path, small: Small, weights: Weights) -> None:
+    config = small("neuclip", model="nano", steps=5, checkpoint_every=2, keep_last=None, learned=True)
+    whole = train(config, tmp_path / "whole", quiet=True)
+    _cut_to(whole.folder, tmp_path / "again", 2)
+    train(config, tmp_path / "again", quiet=True)
+    assert weights(tmp_path / "again") == weights(whole.folder)
 
 
 def test_a_finished_run_returns_at_once_and_changes_nothing(tmp_path: Path, small: Small) -> None:
