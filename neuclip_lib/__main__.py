@@ -37,10 +37,11 @@ def main(arguments: list[str] | None = None) -> int:
         hint = f"; did you mean {close[0]!r}?" if close else ""
         print(f"error: there is no command {name!r}{hint}\n\n{usage()}", file=sys.stderr)
         return 2
-    command = importlib.import_module(f"neuclip_lib.cli.{name}")
     try:
+        command = importlib.import_module(f"neuclip_lib.cli.{name}")
         return int(command.main(rest) or 0)
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, OSError) as error:
+        # An OSError (no space left, no permission) names its file; a traceback would only hide it.
         if os.environ.get("NEUCLIP_TRACEBACK"):
             raise
         print(f"error: {error}", file=sys.stderr)

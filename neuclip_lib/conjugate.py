@@ -33,6 +33,8 @@ def psi(u: Tensor) -> Tensor:
 
     About ``u^2 / 2`` near zero. ``psi(2) = 4.389`` and ``psi(-2) = 1.135``: too small an alpha costs exponentially.
     """
-    # exp(u) - 1 - u loses all its digits near zero, where the series is exact to rounding.
-    series = u * u / 2 * (1 + u / 3 * (1 + u / 4 * (1 + u / 5 * (1 + u / 6))))
-    return torch.where(u.abs() < 1e-2, series, torch.expm1(u) - u)
+    # exp(u) - 1 - u loses its digits near zero; there the first sixteen terms of the series are exact to rounding.
+    series = torch.ones_like(u)
+    for k in range(17, 2, -1):
+        series = 1 + u / k * series
+    return torch.where(u.abs() < 0.5, u * u / 2 * series, torch.expm1(u) - u)

@@ -89,8 +89,8 @@ def read_json(path: Path | str) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise RuntimeError(f"{path} is missing") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise RuntimeError(f"{path} is damaged ({error}); delete it and run the command again") from error
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError, OSError) as error:
+        raise RuntimeError(f"{path} is damaged or cannot be read ({error})") from error
 
 
 def sha256_of(path: Path | str) -> str:

@@ -61,6 +61,8 @@ def main(arguments: list[str]) -> int:
     chosen = _parser().parse_args(arguments)
     if chosen.readme or chosen.check_readme:
         return _readme(chosen.check_readme)
+    if chosen.jobs < 1:
+        raise ValueError(f"--jobs must be at least 1, got {chosen.jobs}")
     begun = time.monotonic()
     out = (chosen.out or home.runs_dir() / chosen.preset).resolve()
     plans = make_plans(chosen.methods, chosen.preset, chosen.data, chosen.seed, out)

@@ -26,11 +26,12 @@ def main(arguments: list[str]) -> int:
     """
     chosen = parse(arguments)
     config = chosen.config
+    config.check()
     folder = chosen.out or default_folder(config)
     print(json.dumps(to_json(config)))
     print(f"training {config.method} on {config.data}, {config.steps} steps, in {folder}", flush=True)
     run = train(config, folder, resume=chosen.resume)
-    if probes := run.metrics("probe"):
+    if probes := [row for row in run.metrics("probe") if row.get("loss") is not None]:
         print(f"probe loss {probes[0]['loss']:.3f} at step {probes[0]['step']}, {probes[-1]['loss']:.3f} at the end")
     print(f"finished: {run.folder}  (measure it: python -m neuclip_lib evaluate {run.folder})")
     return 0

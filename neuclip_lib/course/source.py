@@ -92,13 +92,18 @@ def read_lesson(path: Path | str) -> Lesson:
         raise ValueError(f"{path.name}: a lesson's source is named NN_name.py, two digits and small letters")
     try:
         text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"cannot read {path} ({error.strerror})") from error
-    parsed = need("jupytext").reads(text, fmt="py:percent")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {path} ({error})") from error
+    try:
+        parsed = need("jupytext").reads(text, fmt="py:percent")
+    except Exception as error:  # the header's YAML, for instance; its own errors name no file
+        raise ValueError(f"{path.name} is no lesson source: {str(error).splitlines()[0]}") from error
     header = dict(parsed.metadata.get("neuclip", {}))
     if unknown := set(header) - _HEADER_KEYS:
         raise ValueError(f"{path.name}: unknown header key {sorted(unknown)}; known: {sorted(_HEADER_KEYS)}")
     cells = _cells(path, text, parsed.cells)
+    if not any(cell.source.strip() for cell in cells):
+        raise ValueError(f"{path.name} holds no cell")
     sha256 = hashlib.sha256(text.encode()).hexdigest()
     return Lesson(path.resolve(), sha256, header.get("short") is True, cells)
 

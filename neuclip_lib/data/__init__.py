@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,9 @@ def load(name: str, split: str, **options: Any) -> Pairs:
     spec = spec_of(name)
     parts_in(split)
     if spec.open is not None:
+        known = [option for option in inspect.signature(spec.open).parameters if option != "split"]
+        if unknown := [option for option in options if option not in known]:
+            raise ValueError(f"{name!r} has no option {unknown[0]!r}; its options: {', '.join(known)}")
         return spec.open(split, **options)
     return _pick(_whole(name, ready(spec)), split, options)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from neuclip_lib.data.pairs import Pairs
+from neuclip_lib.files import atomic_path
 
 ACROSS = 6
 LINE = 20  # characters a caption line
@@ -28,6 +29,8 @@ def draw_montage(pairs: Pairs, n: int, seed: int, path: Path, attribution: str =
 
     if not 1 <= n <= len(pairs):
         raise ValueError(f"n must lie in 1..{len(pairs)} for split {pairs.split!r} of {pairs.name!r}, got {n}")
+    if not path.suffix:
+        raise ValueError(f"{str(path)!r} needs an ending that says the format, for instance {path.name or 'pairs'}.png")
     chosen = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(seed))[:n].sort().values
     images, captions = pairs.images_at(chosen), pairs.captions_at(chosen)
     across, down = min(ACROSS, n), math.ceil(n / ACROSS)
@@ -40,6 +43,6 @@ def draw_montage(pairs: Pairs, n: int, seed: int, path: Path, attribution: str =
         axis.set_title("\n".join(textwrap.wrap(caption, LINE)), fontsize=8)
     if attribution:
         figure.supxlabel("\n".join(textwrap.wrap(attribution, 22 * across)), fontsize=7)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, dpi=150, format=path.suffix[1:])
     return captions

@@ -35,6 +35,10 @@ class Objective:
     scaled: bool
     rho: float = 0.0
 
+    def __post_init__(self) -> None:
+        if self.eps is not None and not (math.isfinite(self.eps) and self.eps >= 0):
+            raise ValueError(f"eps must be finite and not negative, or None for 1/(B-1); got {self.eps}")
+
     def log_eps(self, size: int) -> float:
         """``log eps`` for a global batch of ``size`` pairs; minus infinity for ``eps = 0``."""
         if self.eps is None:
@@ -58,7 +62,8 @@ def global_contrastive_loss(
 ) -> Tensor:
     """The loss, with closed-form gradients in both embeddings, both alphas and tau.
 
-    Three matrix products in all with ``log_mean_exp_over_negatives``: the similarities, and the two of the gradient.
+    Three matrix products of B x B x d in all with ``log_mean_exp_over_negatives``: the similarities, and the two of the
+    gradient. Where alpha is differentiable in ``log_g`` (a weight cap), its backward takes two more.
 
     Args:
         e1: image embeddings ``[B, d]``, unit rows, with gradient.

@@ -150,10 +150,21 @@ def prototype_gradient(
     top = top - (positive / tau + math.log(w.shape[1]))[:, None]
     log_mean = share.sum(2, keepdim=True).log_().add_(top)
     alpha = torch.logaddexp(log_mean, log_mean.new_full((), _log(eps)))
-    r = torch.expm1(log_eps_plus_g[:, :, None] - alpha).neg_()
+    r = torch.expm1(_bounded(log_eps_plus_g[:, :, None] - alpha, tau)).neg_()
     row = torch.exp(top - alpha).mul_(r).div_(2 * e.shape[1])
     g = torch.bmm(share.transpose(1, 2), e * row)
     return g.sub_((g * w).sum(2, keepdim=True) * w).div_(length)
+
+
+def _bounded(gap: Tensor, tau: Tensor) -> Tensor:
+    """``log(eps + g) - alpha`` without what the number format cannot carry.
+
+    A gap within the rounding of ``s/tau`` is none: AdaGrad would turn its sign into full steps. Above a third of the
+    format's range (29 in float32; a weight of 1e12) AdaGrad's squares overflow and the column would never move again.
+    """
+    format = torch.finfo(gap.dtype)
+    gap = gap.clamp_(max=math.log(format.max) / 3)
+    return gap.mul_(gap.abs() > 8 * format.eps / tau)
 
 
 class PrototypeNormalizer(Normalizer):
@@ -280,7 +291,10 @@ class PrototypeNormalizer(Normalizer):
         self._sum.zero_()
 
     def _fill(self, e: Tensor) -> None:
-        """Give free columns this batch's embeddings, each once: equal columns would move together for ever."""
+        """Give free columns this batch's embeddings, each pair once: equal columns would move together for ever.
+
+        Captions that are equal in the data still give equal text columns.
+        """
         more = min(e.shape[1], self.options.m - self.active)
         fresh = slice(self.active, self.active + more)
         self.w[0, fresh], self.w[1, fresh] = e[1, :more].to(self.w), e[0, :more].to(self.w)

@@ -9,6 +9,7 @@ The step in the name is the number of finished steps.
 
 from __future__ import annotations
 
+import pickle
 import re
 import shutil
 import sys
@@ -24,6 +25,7 @@ from neuclip_lib.files import atomic_folder, read_json, sha256_of, write_json
 from neuclip_lib.models import ImageTextModel, save_model
 
 STATE, MANIFEST = "state.pt", "manifest.json"
+NEEDED = ("model.json", "model.safetensors", STATE)
 PLAIN = (bool, int, float, str, type(None))
 
 
@@ -81,6 +83,8 @@ def verify(folder: Path) -> None:
     manifest = read_json(folder / MANIFEST)
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict) or not manifest["files"]:
         raise RuntimeError(f"{folder / MANIFEST} is damaged (it lists no files)")
+    if lacking := [name for name in NEEDED if name not in manifest["files"]]:
+        raise RuntimeError(f"{folder / MANIFEST} is damaged (it does not list {', '.join(lacking)})")
     for name, expected in manifest["files"].items():
         file = folder / name
         if not file.is_file():
@@ -107,8 +111,19 @@ def newest_valid(checkpoints: Path, report: Callable[[str], None] | None = None)
 
 
 def load_state(folder: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """What :func:`save` was given as ``state``, tensors on ``device``."""
-    return torch.load(folder / STATE, map_location=device, weights_only=True)
+    """What :func:`save` was given as ``state``, tensors on ``device``; nothing in the file is executed.
+
+    Raises:
+        RuntimeError: naming the file, when it holds anything but tensors and plain values.
+    """
+    try:
+        state = torch.load(folder / STATE, map_location=device, weights_only=True)
+    except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0][:200] if isinstance(error, RuntimeError) else type(error).__name__
+        raise RuntimeError(f"{folder / STATE} was not written by this trainer or is damaged ({reason})") from error
+    if not isinstance(state, dict):
+        raise RuntimeError(f"{folder / STATE} was not written by this trainer: it holds a {type(state).__name__}")
+    return state
 
 
 def prune(checkpoints: Path, keep_last: int | None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,6 +120,13 @@ class TrainConfig:
             _at_least(self, name, low)
         for name, low in (("error_every", 0), ("checkpoint_every", 0), ("threads", 1), ("keep_last", 1)):
             _at_least(self, name, low)
+        most = 4 * (os.cpu_count() or 1)
+        if self.threads is not None and self.threads > most:
+            raise ValueError(f"threads must be at most {most} on this machine, got {self.threads}")
+        if self.seed >= 2**63:
+            raise ValueError(f"seed must be below 2**63, got {self.seed}")
+        if not re.fullmatch(r"[\w-][\w.-]*", self.preset):
+            raise ValueError(f"preset must be a plain name, got {self.preset!r}")
 
 
 def to_json(config: TrainConfig) -> dict[str, Any]:
@@ -142,8 +151,10 @@ def read_config(path: Path) -> TrainConfig:
     """
     try:
         return from_json(read_json(path))
-    except (ValueError, TypeError, AttributeError) as error:
-        raise RuntimeError(f"{path} is no training config of this version: {error}") from error
+    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise RuntimeError(
+            f"{path} is no training config of this version: {error}; restore it, or choose another folder"
+        ) from error
 
 
 def differences(left: TrainConfig, right: TrainConfig) -> dict[str, tuple[Any, Any]]:

@@ -99,6 +99,8 @@ def require_finished(run: Run) -> None:
     Raises:
         RuntimeError: with the steps done, and how to go on.
     """
+    if run.step >= run.config.steps:
+        run.checkpoint(run.config.steps)  # says which file is damaged
     if not run.finished:
         raise RuntimeError(
             f"{run.folder} is not finished: {run.step} of {run.config.steps} steps are saved; run the command that "

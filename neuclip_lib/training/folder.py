@@ -16,11 +16,11 @@ from filelock import FileLock, Timeout
 import neuclip_lib
 from neuclip_lib import home
 from neuclip_lib.data.pairs import Pairs
-from neuclip_lib.files import ensure_writable, read_json, write_json
+from neuclip_lib.files import ensure_writable, write_json
 from neuclip_lib.models import ImageTextModel
 from neuclip_lib.training.config import TrainConfig, differences, read_config, to_json
 from neuclip_lib.training.log import METRICS
-from neuclip_lib.training.run import CHECKPOINTS, CONFIG, VERSIONS
+from neuclip_lib.training.run import CHECKPOINTS, CONFIG, VERSIONS, read_versions
 
 PACKAGES = ("torch", "torchvision", "open_clip_torch", "numpy", "safetensors", "pillow")
 
@@ -59,6 +59,13 @@ def require_same_config(folder: Path, config: TrainConfig, resume: bool) -> bool
     if not (folder / CONFIG).is_file():
         if leftovers := [name for name in (METRICS, CHECKPOINTS) if (folder / name).exists()]:
             raise RuntimeError(f"{folder} has {' and '.join(leftovers)} but no {CONFIG}; choose another folder")
+        # What a killed process can leave before the config stands: a lock, half-written files, the versions.
+        foreign = sorted(entry.name for entry in folder.iterdir() if entry.name[0] != "." and entry.name != VERSIONS)
+        if foreign:
+            raise RuntimeError(
+                f"{folder.resolve()} holds other files ({', '.join(foreign[:5])}) and is not the folder of a run; "
+                "give --out an empty or a new folder"
+            )
         return False
     changed = differences(read_config(folder / CONFIG), config)
     if changed:
@@ -105,7 +112,7 @@ def note_resume(folder: Path, step: int | None, pairs: Pairs) -> None:
     Raises:
         RuntimeError: when the data set has another content than the run was started with.
     """
-    facts = read_json(folder / VERSIONS)
+    facts = read_versions(folder)
     if facts["data"]["content_hash"] != pairs.content_hash:
         raise RuntimeError(
             f"the data set {pairs.name!r} has changed since the run in {folder} was started "

@@ -74,7 +74,7 @@ class Run:
 
     def versions(self) -> dict[str, Any]:
         """What the run was made with: library and package versions, machine, hash of the data."""
-        return read_json(self.folder / VERSIONS)
+        return read_versions(self.folder)
 
     def load_model(self, step: int | None = None) -> ImageTextModel:
         """The encoders after ``step`` steps, or of the newest whole checkpoint; on the CPU.
@@ -164,6 +164,26 @@ class Run:
                 f"(content {pairs.content_hash[:12]} instead of {recorded[:12]}); train again in another folder"
             )
         return pairs
+
+
+def read_versions(folder: Path) -> dict[str, Any]:
+    """What ``versions.json`` says of a run.
+
+    Raises:
+        RuntimeError: naming the file, when it is missing, damaged or lacks a part.
+    """
+    advice = "restore it from a copy, or train again in another folder"
+    try:
+        facts = read_json(folder / VERSIONS)
+    except RuntimeError as error:
+        raise RuntimeError(f"{error}; {advice}") from error
+    shape = {"versions": (), "data": ("content_hash",), "model": ("dim",)}
+    whole = isinstance(facts, dict) and isinstance(facts.get("resumed"), list)
+    if not whole or not all(
+        isinstance(facts.get(part), dict) and all(key in facts[part] for key in keys) for part, keys in shape.items()
+    ):
+        raise RuntimeError(f"{folder / VERSIONS} is damaged: it lacks a part; {advice}")
+    return facts
 
 
 def load(folder: Path | str) -> ImageTextModel:

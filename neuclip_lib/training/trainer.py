@@ -271,6 +271,10 @@ def _load_pairs(config: TrainConfig) -> Pairs:
             f"batch_size {config.batch_size} is larger than the {len(pairs)} pairs of {config.data!r} "
             f"({config.train_split}); take at most {len(pairs)}"
         )
+    if config.augment_shift >= pairs.image_size:
+        raise ValueError(
+            f"augment_shift {config.augment_shift} must be below the {pairs.image_size} pixels of {config.data!r}"
+        )
     return pairs
 
 

@@ -97,14 +97,14 @@ def test_numbers_that_json_does_not_know_are_refused(tmp_path: Path, value: floa
     assert everything_in(tmp_path) == []
 
 
-def test_reading_json_names_the_file_and_what_to_do(tmp_path: Path) -> None:
+def test_reading_json_names_the_file(tmp_path: Path) -> None:
     missing, cut, binary = tmp_path / "missing.json", tmp_path / "cut.json", tmp_path / "binary.json"
     cut.write_text(json.dumps({"a": [1, 2]})[:-3])
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RuntimeError, match=r"missing\.json is missing"):
         files.read_json(missing)
     for damaged in (cut, binary):
-        with pytest.raises(RuntimeError, match=rf"{damaged.name} is damaged .*delete it"):
+        with pytest.raises(RuntimeError, match=rf"{damaged.name} is damaged"):
             files.read_json(damaged)
 
 

@@ -129,7 +129,7 @@ def test_runs_that_cannot_be_evaluated_are_refused(folder: Path, tmp_path: Path)
         evaluate(tmp_path)
     with pytest.raises(ValueError, match="tset"):
         evaluate(folder, split="tset")
-    with pytest.raises(ValueError, match="device 'cuda:77' is not on this machine"):
+    with pytest.raises(ValueError, match="there is no device 'cuda:77' on this machine"):
         evaluate(folder, device="cuda:77")
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
         evaluate(folder, batch_size=0)
