@@ -42,7 +42,14 @@ def test_a_command_that_returns_nothing_has_succeeded(command: types.SimpleNames
     assert program.main(["data"]) == 0
 
 
-@pytest.mark.parametrize("error", [ValueError("tau is 3, expected .01 to 1"), RuntimeError("cannot write in /x")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("tau is 3, expected .01 to 1"),
+        RuntimeError("cannot write in /x"),
+        OSError(28, "No space left on device", "/x/model.safetensors"),
+    ],
+)
 def test_an_expected_error_is_one_line(
     command: types.SimpleNamespace, capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:
@@ -57,6 +64,29 @@ def test_an_expected_error_is_one_line(
 def test_a_programmers_error_keeps_its_traceback(command: types.SimpleNamespace) -> None:
     command.main = lambda arguments: {}["missing"]
     with pytest.raises(KeyError):
+        program.main(["train"])
+
+
+def test_a_package_that_is_missing_is_named_with_the_way_to_it(
+    command: types.SimpleNamespace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(name: str) -> types.SimpleNamespace:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr(program.importlib, "import_module", fail)
+    assert program.main(["train"]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith(f"error: {sys.executable} has no package 'torch'") and ".venv/bin/activate" in message
+
+
+def test_a_module_of_our_own_that_is_missing_keeps_its_traceback(
+    command: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(arguments: list[str]) -> int:
+        raise ModuleNotFoundError("No module named 'neuclip_lib.nothing'", name="neuclip_lib.nothing")
+
+    command.main = fail
+    with pytest.raises(ModuleNotFoundError):
         program.main(["train"])
 
 
@@ -76,7 +106,7 @@ def test_control_c_is_no_crash(command: types.SimpleNamespace, capsys: pytest.Ca
 
     command.main = stop
     assert program.main(["run"]) == 130
-    assert capsys.readouterr().err == "stopped by you\n"
+    assert capsys.readouterr().err == "stopped by you; the same command goes on where it was\n"
 
 
 def test_an_unknown_command_gets_the_closest_one_and_the_list(capsys: pytest.CaptureFixture[str]) -> None:

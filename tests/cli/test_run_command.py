@@ -193,11 +193,13 @@ def lesson_job(monkeypatch: pytest.MonkeyPatch) -> list[run.Job]:
         given[0].error = "executing failed: error: cell [3] failed" if len(jobs) > 1 else None
 
     monkeypatch.setattr(run, "run_jobs", take)
+    monkeypatch.setattr(run, "_fits_lesson", lambda plans: True)
     return jobs
 
 
 def test_lesson_0_is_executed_on_these_runs_and_its_failure_reported(
-    second: tuple[Path, tuple[int, str, str], dict[str, float]], lesson_job: list[run.Job]
+    second: tuple[Path, tuple[int, str, str], dict[str, float]],
+    lesson_job: list[run.Job],
 ) -> None:
     from neuclip_lib.cli import lessons
     from neuclip_lib.course.declared import choose
@@ -233,3 +235,19 @@ def test_without_a_checkout_the_lesson_is_left_out(
     assert run._lesson(run.make_plans(METHODS, "tiny", None, 0, out), out) == (None, None)
     assert capsys.readouterr().err == "lesson 0 is left out: no checkout of the course here\n"
     assert lesson_job == []
+
+
+@pytest.mark.parametrize(
+    ("methods", "preset", "data", "fits"),
+    [
+        (run.METHODS, "laptop", None, True),
+        (run.METHODS[::-1], "laptop", "icons", True),
+        (run.METHODS[:2], "laptop", None, False),
+        (run.METHODS, "laptop", "digits", False),
+        (run.METHODS, "tiny", "icons", False),
+    ],
+)
+def test_lesson_0_is_for_all_methods_of_the_laptop_preset_on_icons(
+    tmp_path: Path, methods: tuple[str, ...], preset: str, data: str | None, fits: bool
+) -> None:
+    assert run._fits_lesson(run.make_plans(methods, preset, data, 0, tmp_path)) is fits
