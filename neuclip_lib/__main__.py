@@ -46,8 +46,17 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("neuclip_lib") or os.environ.get("NEUCLIP_TRACEBACK"):
+            raise
+        print(
+            f"error: {sys.executable} has no package {error.name!r}; if `make` has set up .venv, activate it first "
+            "(source .venv/bin/activate), else see README.md",
+            file=sys.stderr,
+        )
+        return 1
     except KeyboardInterrupt:
-        print("stopped by you", file=sys.stderr)
+        print("stopped by you; the same command goes on where it was", file=sys.stderr)
         return 130
 
 

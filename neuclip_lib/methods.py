@@ -98,7 +98,13 @@ METHODS = {
     method.name: method
     for method in (
         Method("openclip", "OpenCLIP", "this batch, positive included", "InfoNCE, arXiv 2103.00020", _openclip),
-        Method("gcl-batch", "decoupled batch loss", "this batch, positive left out", "arXiv 2110.06848", _gcl_batch),
+        Method(
+            "gcl-batch",
+            "decoupled batch loss (gcl-batch)",
+            "this batch, positive left out",
+            "arXiv 2110.06848",
+            _gcl_batch,
+        ),
         Method("neuclip", "NeuCLIP", "prototype network", "arXiv 2511.08417", _neuclip),
     )
 }

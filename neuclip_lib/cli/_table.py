@@ -91,9 +91,10 @@ def notes_of(results: Sequence[Result]) -> list[str]:
         f"Recall at 1, 5, 10 in percent, image to text and text to image, on {n} held-out pairs of {data}; "
         f"{first['config']['steps']} steps of {first['config']['batch_size']} pairs, "
         f"temperature {first['settings']['tau']:.3g}, seed {first['seed']}.",
-        "error: mean square error of the method's log-normalizer over the whole training set, in its own run, its own "
-        "eps included. "
-        "seconds: of the training steps, one thread.",
+        "error: mean square error of the method's log-normalizer over the whole training set, in its own run and with "
+        "the method's own constant inside the logarithm: OpenCLIP's 1/(B-1) is most of its figure. Estimators compare "
+        "on the same embeddings only. seconds: of the training steps, one thread.",
+        "NeuCLIP's weights are capped (prototypes.weight_cap), which the paper does not do.",
     ]
     for result in results:
         estimators = result["normalizer_error"]["estimators"]

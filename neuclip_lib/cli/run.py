@@ -175,6 +175,9 @@ def _lesson(plans: Sequence[Plan], out: Path) -> tuple[Path | None, str | None]:
     """Execute lesson 0 on the runs unless that is done; its notebook, and what went wrong."""
     from neuclip_lib.course.source import course_root, find_source, read_lesson
 
+    if not _fits_lesson(plans):
+        print("lesson 0 is left out: it looks at all three methods of the laptop preset on icons", file=sys.stderr)
+        return None, None
     try:
         lesson = read_lesson(find_source(course_root(), LESSON))
     except RuntimeError as error:
@@ -189,6 +192,12 @@ def _lesson(plans: Sequence[Plan], out: Path) -> tuple[Path | None, str | None]:
         if job.error is not None:
             return None, f"lesson 0: {job.error}"
     return notebook, None
+
+
+def _fits_lesson(plans: Sequence[Plan]) -> bool:
+    """Whether these are the runs that lesson 0 speaks of."""
+    config = plans[0].config
+    return config.preset == "laptop" and config.data == "icons" and {plan.method for plan in plans} == set(METHODS)
 
 
 def _lesson_is_current(report: Path, notebook: Path, sha256: str, newest: float) -> bool:
@@ -206,7 +215,7 @@ def _print_results(results: Sequence[Result], plans: Sequence[Plan], notebook: P
     for plan in plans:
         print(f"pictures: {pictures_folder(Run(plan.folder))}")
     if notebook is not None:
-        print(f"lesson 0: {notebook}  (look at it: jupyter lab {notebook})")
+        print(f"lesson 0: {notebook}  (look at it: {Path(sys.executable).parent / 'jupyter'} lab {notebook})")
     sys.stdout.flush()
 
 

@@ -19,6 +19,7 @@ import json
 import math
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,17 +58,27 @@ class MetricsLog:
     Args:
         folder: of the run.
         step: finished steps of the checkpoint that the run continues from; None when it starts afresh.
+        expected: rows that the run had written by then; fewer are reported, since the record was cut or lost.
     """
 
-    def __init__(self, folder: Path, step: int | None = None) -> None:
+    def __init__(self, folder: Path, step: int | None = None, expected: int = 0) -> None:
         path = folder / METRICS
         rows = [] if step is None else [row for row in read_rows(path) if row["step"] <= step]
+        if len(rows) < expected:
+            print(
+                f"{path} lacks {expected - len(rows)} of {expected} rows up to step {step}: it was cut, and "
+                "the figures of those steps are lost (the weights are not)",
+                file=sys.stderr,
+                flush=True,
+            )
+        self.count = len(rows)
         write_text(path, "".join(map(_line, rows)))
         self._file = path.open("a", encoding="utf-8")
         self._board = _Board(folder / TENSORBOARD, rows)
 
     def write(self, row: Row) -> None:
         """Append one row (``step`` and ``kind`` first)."""
+        self.count += 1
         self._file.write(_line(row))
         self._file.flush()
         self._board.write(row)

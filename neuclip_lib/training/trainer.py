@@ -87,10 +87,12 @@ class _Session:
             write_identity(folder, config, pairs, model)
         self.trainee = build_trainee(config, model, self.device)
         self.window = Window(self.device)
+        self.rows = 0
         if self.start is not None:
             state = checkpoint.load_state(checkpoint.step_folder(self.checkpoints, self.start), self.device)
             self.trainee.load_state(state)
             self.window.load_state_dict(state["window"])
+            self.rows = state["rows"]
         self._clean()
         self.feed = Feed(pairs, model, config.batch_size, config.seed, config.augment_shift, self.device)
         self.probe = probe_set(pairs)
@@ -101,7 +103,7 @@ class _Session:
     def run(self, stop: StopRequest) -> None:
         """Step until the end, or until a signal asks to stop; the state is saved in either case."""
         begin = self.start or 0
-        self.log = MetricsLog(self.folder, self.start)
+        self.log = MetricsLog(self.folder, self.start, self.rows)
         try:
             if self.start is None:
                 self._probe(0)
@@ -202,7 +204,7 @@ class _Session:
             checkpoint.step_folder(self.checkpoints, done),
             done,
             self.trainee.model,
-            {"step": done, "window": self.window.state_dict(), **self.trainee.state()},
+            {"step": done, "rows": self.log.count, "window": self.window.state_dict(), **self.trainee.state()},
         )
         checkpoint.prune(self.checkpoints, self.config.keep_last)
 

@@ -106,3 +106,14 @@ def test_a_picture_without_an_ending_is_refused_before_it_is_drawn(tmp_path):
 
     with pytest.raises(ValueError, match=r"pairs\.png"):
         draw_montage(data.load("captions", "test", n=200), 4, 0, tmp_path / "pairs")
+
+
+def test_a_record_that_was_cut_is_said_when_the_run_goes_on(run, tmp_path, capsys):
+    folder = tmp_path / "copy"
+    shutil.copytree(run.folder, folder)
+    shutil.rmtree(folder / "checkpoints" / "step_000002")
+    rows = run.metrics()
+    up_to_1 = sum(row["step"] <= 1 for row in rows)
+    (folder / "metrics.jsonl").unlink()
+    train(run.config, folder, quiet=True)
+    assert f"metrics.jsonl lacks {up_to_1} of {up_to_1} rows up to step 1" in capsys.readouterr().err
