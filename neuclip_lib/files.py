@@ -62,7 +62,12 @@ def atomic_folder(path: Path | str) -> Iterator[Path]:
                 _flush(file)
         if path.exists():
             path.replace(old)
-        temporary.replace(path)
+        try:
+            temporary.replace(path)
+        except OSError:
+            if old.exists():
+                old.replace(path)  # the only whole copy goes back to its place
+            raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
@@ -100,5 +105,5 @@ def sha256_of(path: Path | str) -> str:
 
 
 def _flush(path: Path) -> None:
-    with path.open("rb") as file:
+    with path.open("r+b") as file:  # Windows flushes only what may be written
         os.fsync(file.fileno())

@@ -94,8 +94,9 @@ def notes_of(results: Sequence[Result]) -> list[str]:
         "error: mean square error of the method's log-normalizer over the whole training set, in its own run and with "
         "the method's own constant inside the logarithm: OpenCLIP's 1/(B-1) is most of its figure. Estimators compare "
         "on the same embeddings only. seconds: of the training steps, one thread.",
-        "NeuCLIP's weights are capped (prototypes.weight_cap), which the paper does not do.",
     ]
+    if any(result["method"] == "neuclip" and result["config"]["prototypes"]["weight_cap"] for result in results):
+        notes.append("NeuCLIP's weights are capped (prototypes.weight_cap), which the paper does not do.")
     for result in results:
         estimators = result["normalizer_error"]["estimators"]
         shadows = result["config"]["shadows"]

@@ -135,3 +135,21 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(files.tempfile, "TemporaryFile", refuse)
     with pytest.raises(RuntimeError, match="Permission denied"):
         files.ensure_writable(tmp_path)
+
+
+def test_when_the_second_rename_fails_the_old_folder_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "set"
+    with files.atomic_folder(target) as folder:
+        (folder / "a").write_text("old")
+    rename = Path.replace
+
+    def fail(self: Path, to: Path) -> Path:
+        if self.name.endswith(".tmp") and Path(to) == target:
+            raise OSError("no such luck")
+        return rename(self, to)
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="no such luck"), files.atomic_folder(target) as folder:
+        (folder / "a").write_text("new")
+    assert (target / "a").read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["set"]
