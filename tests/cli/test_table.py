@@ -54,8 +54,8 @@ def test_the_notes_say_n_tau_seed_and_what_rode_along() -> None:
     notes = _table.notes_of([result("openclip", 44.0, shadows=("neuclip",)), result("neuclip", 50.0)])
     assert "on 1040 held-out pairs of icons; 700 steps of 128 pairs, temperature 0.05, seed 3." in notes[0]
     assert len(notes) == 4
-    assert notes[2].endswith("error neuclip 0.25, batch 0.61.")
-    assert notes[3].startswith("NeuCLIP's weights are capped")
+    assert notes[3].endswith("error neuclip 0.25, batch 0.61.")
+    assert notes[2].startswith("NeuCLIP's weights are capped")
     assert len(_table.notes_of([result("openclip", 44.0)])) == 2
     assert _table.notes_of([]) == []
 
