@@ -116,16 +116,17 @@ print(f"table of similarities: {tuple(s.shape)}")
 
 
 def draw_tables(tables):
-    """The similarities of the first twelve test pairs as coloured squares, one table beside the other."""
+    """The similarities of twelve test pairs as coloured squares, each row less its mean: only differences count."""
     fig, axes = plt.subplots(1, len(tables), figsize=(4.6 * len(tables), 3.8), layout="constrained")
     for ax, (title, values) in zip(axes, tables.items(), strict=True):
-        image = ax.imshow(values[:12, :12].numpy(), cmap="cividis", vmin=-0.5, vmax=1)
+        part = values[:12, :12] - values[:12, :12].mean(1, keepdim=True)
+        image = ax.imshow(part.numpy(), cmap="cividis", vmin=-0.3, vmax=0.3)
         ax.set(title=title, xlabel="text j", ylabel="picture i", xticks=[0, 5, 11], yticks=[0, 5, 11])
-    fig.colorbar(image, ax=axes, label="similarity")
+    fig.colorbar(image, ax=axes, label="similarity, less the row's mean")
     return fig
 
 
-wanted = 1.5 * torch.eye(B) - 0.5
+wanted = torch.eye(B)
 show(
     draw_tables({"before training": s, "what training wants": wanted}),
     "Two tables of similarities: before training no place stands out; what is wanted is a bright diagonal in the dark.",
@@ -291,7 +292,7 @@ for ax, (method, (what, convert)) in zip(axes, own_loss.items(), strict=True):
 axes[0].axhline(math.log(size), color=ORANGE, linestyle="--", label="log B: nothing learned")
 axes[0].set_ylim(0, None)
 axes[0].legend()
-show(fig, "The three training losses, each in its own panel: all fall, and InfoNCE falls well below log B.")
+show(fig, "The three training losses, each in its own panel: all fall, and InfoNCE below log B.")
 
 # %% [markdown]
 # And here is the table from section 1 again, for the OpenCLIP run:
@@ -314,14 +315,13 @@ assert own_pairs > rest + 0.1
 # does a few dozen tell the mean of $e^{(s_{ij}-s_{ii})/\tau}$? (To be quick, we call 2,000 training pairs "all" here.)
 #
 # **Predict first.** The exponent is large for a few captions that nearly fit, and hopelessly small for all others.
-# Will a random batch mostly guess the normalizer too small, or too large?
+# Will a random batch guess the normalizer, on average, too small, or too large?
 
 # %%
 from neuclip_lib.course import start_at
 
 start_at("4")
 shown = found["openclip"]
-tau_run = shown.tau()
 few = torch.randperm(len(learn), generator=torch.Generator().manual_seed(P.seed))[:2000]
 n_e1, n_e2 = (e.double() for e in embed_pairs(shown.load_model(), learn.at(few)))
 table = n_e1[:400] @ n_e2.T  # 400 anchors against all 2,000 captions
@@ -344,18 +344,16 @@ def guesses(tau, size, draws=8, seed=0):
 
 
 def biases(sizes):
-    """Mean error of the guess at each batch size."""
-    return [float((made - exact).mean()) for exact, made in (guesses(tau_run, size) for size in sizes)]
+    """Mean error of the guess at each batch size, at a temperature where a short run shows it."""
+    return [float((made - exact).mean()) for exact, made in (guesses(0.03, size) for size in sizes)]
 
 
 small, large = biases((16, 256))
-exact, made = guesses(tau_run, 16)
-below = float((made < exact).double().mean())
-assert small < 4 * large < 0.05 and small < -0.03 and below > 0.5
-print("A batch guesses the log-normalizer too small on average, more often than not, and a smaller batch more so.")
+assert small < large < 0.05 and small < -0.1
+print("At temperature 0.03 a batch guesses log g too small on average, and a smaller batch more so.")
 
 # %% tags=["nbval-ignore-output"]
-print(f"mean error with 16 pairs {small:.3f}, with 256 pairs {large:.3f}; with 16, {100 * below:.0f} % are too small")
+print(f"mean error with 16 pairs {small:.2f}, with 256 pairs {large:.2f}")
 
 # %% [markdown]
 # Too small, and there is a reason that needs no experiment. The *mean* in (3) is guessed without bias: on average over
