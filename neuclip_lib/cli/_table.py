@@ -95,8 +95,6 @@ def notes_of(results: Sequence[Result]) -> list[str]:
         "the method's own constant inside the logarithm: OpenCLIP's 1/(B-1) is most of its figure. Estimators compare "
         "on the same embeddings only. seconds: of the training steps, one thread.",
     ]
-    if any(result["method"] == "neuclip" and result["config"]["prototypes"]["weight_cap"] for result in results):
-        notes.append("NeuCLIP's weights are capped (prototypes.weight_cap), which the paper does not do.")
     for result in results:
         estimators = result["normalizer_error"]["estimators"]
         shadows = result["config"]["shadows"]

@@ -24,7 +24,6 @@ def result(method: str, first: float, mse: float | None = 0.5, shadows: tuple[st
             "steps": 700,
             "batch_size": 128,
             "shadows": list(shadows),
-            "prototypes": {"weight_cap": 5.0},
         },
         "versions": {"python": "3.11.7", "torch": "2.14.1"},
         "seconds": 87.4,
@@ -53,9 +52,8 @@ def test_the_text_table_holds_every_figure_in_its_column() -> None:
 def test_the_notes_say_n_tau_seed_and_what_rode_along() -> None:
     notes = _table.notes_of([result("openclip", 44.0, shadows=("neuclip",)), result("neuclip", 50.0)])
     assert "on 1040 held-out pairs of icons; 700 steps of 128 pairs, temperature 0.05, seed 3." in notes[0]
-    assert len(notes) == 4
-    assert notes[3].endswith("error neuclip 0.25, batch 0.61.")
-    assert notes[2].startswith("NeuCLIP's weights are capped")
+    assert len(notes) == 3
+    assert notes[2].endswith("error neuclip 0.25, batch 0.61.")
     assert len(_table.notes_of([result("openclip", 44.0)])) == 2
     assert _table.notes_of([]) == []
 
