@@ -29,7 +29,8 @@ class StandardizedConv(nn.Conv2d):
     """A 3 x 3 convolution whose filters have mean 0 and length 1.
 
     GroupNorm alone trains more slowly than batch statistics; with standardized filters it does not (Qiao et al. 2019,
-    Micro-Batch Training with Batch-Channel Normalization and Weight Standardization).
+    Micro-Batch Training with Batch-Channel Normalization and Weight Standardization). On icons at the laptop preset,
+    validation R@1 with two seeds a cell: plain GroupNorm stayed clearly behind BatchNorm, this was no worse than it.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
