@@ -474,8 +474,8 @@ for method, value in recall.items():
 
 # %% [markdown]
 # Numbers hide what they count, so look at the matches. Choose a method and a number of steps, and read the five
-# captions that each picture likes best. The right one is marked. Notice *how* the model is wrong. In the longer runs
-# of `make run` even the wrong answers are sensible ones.
+# captions that each picture likes best. The right one is marked. Notice *how* the model is wrong. After the
+# longer runs of `make run`, many of the wrong names share a word or a shape with the right one; others make no sense.
 
 # %% tags=["nbval-ignore-output"]
 queries = torch.arange(5) * (len(test) // 5)

@@ -5,8 +5,10 @@ import math
 import pytest
 import torch
 
+from neuclip_lib import presets
+from neuclip_lib.training import train
 from neuclip_lib.training.feed import step_generator
-from neuclip_lib.training.measure import Window
+from neuclip_lib.training.measure import Window, normalizer_errors
 from neuclip_lib.training.step import Seen
 
 
@@ -36,3 +38,14 @@ def test_every_step_and_every_seed_moves_images_differently():
     assert len(draws) == 3
     again = torch.randint(0, 2**60, (1,), generator=step_generator(0, 3)).item()
     assert again in draws
+
+
+def test_a_learned_temperature_is_the_one_that_the_error_is_measured_at(tmp_path):
+    config = presets.tiny("openclip", learned=True, **{"temperature.lr": 0.05})
+    run = train(config, tmp_path / "run", quiet=True)
+    row, tau = run.metrics("normalizer_error")[-1], run.tau()
+    assert abs(tau - config.temperature.init) > 0.1 * config.temperature.init
+    assert row["tau"] == pytest.approx(tau, rel=1e-6)
+    own = {"openclip": run.load_normalizer()}
+    again = normalizer_errors(run.load_model(), run.train_pairs(), own, torch.tensor(tau), config.batch_size)
+    assert row["estimators"]["openclip"]["mse"] == pytest.approx(again["openclip"]["mse"], rel=1e-5)
