@@ -17,8 +17,8 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "neuclip_lib"
 LAYERS = [  # low to high; a part is a module or a folder directly under neuclip_lib
-    {"files", "home", "progress", "devices"},
-    {"contrast", "conjugate"},
+    {"files", "home", "progress", "devices", "ranks"},
+    {"contrast", "conjugate", "tables"},
     {"losses", "normalizers", "temperature"},
     {"methods", "models", "data"},
     {"evaluation"},
