@@ -19,7 +19,7 @@ PACKAGE = ROOT / "neuclip_lib"
 LAYERS = [  # low to high; a part is a module or a folder directly under neuclip_lib
     {"files", "home", "progress", "devices", "ranks"},
     {"contrast", "conjugate", "tables"},
-    {"losses", "normalizers", "temperature"},
+    {"losses", "normalizers", "temperature", "per_sample_temperature", "rho"},
     {"methods", "models", "data"},
     {"evaluation"},
     {"theory"},
@@ -30,7 +30,7 @@ LAYERS = [  # low to high; a part is a module or a folder directly under neuclip
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 # Two parts of one layer that build on each other, in this direction only.
-WITHIN_A_LAYER = {("presets", "training")}
+WITHIN_A_LAYER = {("presets", "training"), ("per_sample_temperature", "temperature")}
 
 
 def part_of(module: Path) -> str:
