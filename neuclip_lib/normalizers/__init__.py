@@ -2,7 +2,16 @@
 
 from neuclip_lib.normalizers.base import Normalizer
 from neuclip_lib.normalizers.batch import BatchNormalizer
+from neuclip_lib.normalizers.moving_average import MovingAverageNormalizer, MovingAverageOptions
 from neuclip_lib.normalizers.prototypes import PrototypeNormalizer, PrototypeOptions
 from neuclip_lib.normalizers.stabilisers import cap_weight
 
-__all__ = ["BatchNormalizer", "Normalizer", "PrototypeNormalizer", "PrototypeOptions", "cap_weight"]
+__all__ = [
+    "BatchNormalizer",
+    "MovingAverageNormalizer",
+    "MovingAverageOptions",
+    "Normalizer",
+    "PrototypeNormalizer",
+    "PrototypeOptions",
+    "cap_weight",
+]
