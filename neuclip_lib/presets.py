@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from neuclip_lib.losses import SiglipOptions
+from neuclip_lib.methods import get_method
 from neuclip_lib.normalizers import PrototypeOptions
 from neuclip_lib.temperature import TemperatureOptions
 from neuclip_lib.training import options
@@ -32,6 +34,7 @@ def laptop(method: str = "neuclip", data: str = "icons", seed: int = 0, **overri
         optim=OptimOptions(lr=2e-3, weight_decay=0.1, warmup=50),
         temperature=TemperatureOptions(init=0.05, learned=False),
         prototypes=PrototypeOptions(m=512, updates=10, restart_every=200, lr=1e-2, eps=1e-6, weight_cap=5.0),
+        siglip=SiglipOptions(bias=None),
         threads=1,
         log_every=10,
         probe_every=50,
@@ -60,6 +63,7 @@ def tiny(method: str = "neuclip", data: str = "captions", seed: int = 0, **overr
         optim=OptimOptions(lr=2e-3, weight_decay=0.1, warmup=4),
         temperature=TemperatureOptions(init=0.05, learned=False),
         prototypes=PrototypeOptions(m=48, updates=3, restart_every=12, lr=1e-2, eps=1e-6, weight_cap=5.0),
+        siglip=SiglipOptions(bias=None),
         threads=1,
         log_every=5,
         probe_every=10,
@@ -87,6 +91,7 @@ def get_preset(name: str) -> Callable[..., TrainConfig]:
 
 
 def _finished(base: TrainConfig, overrides: dict[str, Any]) -> TrainConfig:
-    config = options.override(base, overrides)
+    """The preset, then what the method's table entry asks for, then what the caller asks for."""
+    config = options.override(options.override(base, get_method(base.method).defaults), overrides)
     config.check()
     return config

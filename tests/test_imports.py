@@ -20,7 +20,7 @@ LAYERS = [  # low to high; a part is a module or a folder directly under neuclip
     {"files", "home", "progress", "devices", "ranks"},
     {"contrast", "conjugate", "tables"},
     {"losses", "normalizers", "temperature", "per_sample_temperature", "rho"},
-    {"methods", "models", "data"},
+    {"methods", "parts", "models", "data"},
     {"evaluation"},
     {"theory"},
     {"training", "presets"},
@@ -30,7 +30,7 @@ LAYERS = [  # low to high; a part is a module or a folder directly under neuclip
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 # Two parts of one layer that build on each other, in this direction only.
-WITHIN_A_LAYER = {("presets", "training"), ("per_sample_temperature", "temperature")}
+WITHIN_A_LAYER = {("presets", "training"), ("methods", "parts"), ("per_sample_temperature", "temperature")}
 
 
 def part_of(module: Path) -> str:

@@ -49,8 +49,8 @@ def loss_ratios(rounds: int) -> list[dict[str, Any]]:
         variants: dict[str, Callable[[], object]] = {
             "open_clip": theirs,
             "open_clip again (A/A)": theirs,
-            "ours, InfoNCE": partial(_ours, e1, e2, Objective(None, False)),
-            "ours, GCL": partial(_ours, e1, e2, Objective(1e-6, True)),
+            "ours, InfoNCE": partial(_ours, e1, e2, Objective(None, "one")),
+            "ours, GCL": partial(_ours, e1, e2, Objective(1e-6, "tau")),
             "3 bare products": _bare_products(e1.detach(), e2.detach(), 3),
         }
         rows += _rows(

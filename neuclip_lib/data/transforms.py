@@ -16,7 +16,7 @@ def to_float(images: Tensor) -> Tensor:
     return images.to(torch.float32).div_(127.5).sub_(1.0)
 
 
-def shift(images: Tensor, pixels: int, generator: torch.Generator) -> Tensor:
+def shift(images: Tensor, pixels: int, generator: torch.Generator, part: tuple[int, slice] | None = None) -> Tensor:
     """Move each picture by up to ``pixels`` in both directions; what comes in repeats the edge.
 
     Output row y is input row y + dy (held within the picture), columns alike; dy and dx are drawn per picture from
@@ -25,6 +25,9 @@ def shift(images: Tensor, pixels: int, generator: torch.Generator) -> Tensor:
     Args:
         images: uint8 [b, 3, H, W].
         pixels: largest move, 0 for none.
+        generator: of the draw.
+        part: when these are only some rows of a larger batch, its size and the rows: every process draws for the whole
+            batch, so a picture's move does not depend on how the batch is shared.
 
     Raises:
         ValueError: for another type, or a move as large as the picture.
@@ -37,12 +40,13 @@ def shift(images: Tensor, pixels: int, generator: torch.Generator) -> Tensor:
         )
     if pixels == 0:
         return images
-    moves = torch.randint(-pixels, pixels + 1, (batch, 2), generator=generator, device=generator.device)
-    moves = moves.to(images.device)
-    rows = (torch.arange(height, device=images.device) + moves[:, :1]).clamp_(0, height - 1)  # [b, H]
+    of, rows = part or (batch, slice(None))
+    moves = torch.randint(-pixels, pixels + 1, (of, 2), generator=generator, device=generator.device)
+    moves = moves[rows].to(images.device)
+    lines = (torch.arange(height, device=images.device) + moves[:, :1]).clamp_(0, height - 1)  # [b, H]
     columns = (torch.arange(width, device=images.device) + moves[:, 1:]).clamp_(0, width - 1)  # [b, W]
     # One gather over flat places is eight times as fast as indexing with rows and columns.
-    places = (rows[:, :, None] * width + columns[:, None, :]).reshape(batch, 1, height * width)
+    places = (lines[:, :, None] * width + columns[:, None, :]).reshape(batch, 1, height * width)
     flat = images.reshape(batch, channels, height * width)
     return flat.gather(2, places.expand(batch, channels, height * width)).view(batch, channels, height, width)
 

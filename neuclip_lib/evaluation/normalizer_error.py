@@ -12,6 +12,7 @@ from torch import Tensor
 
 from neuclip_lib.contrast import GlobalBatch, Sides
 from neuclip_lib.evaluation.ranks import double
+from neuclip_lib.ranks import ONE, Ranks
 
 _TILE = 2**22  # numbers held at one time: 32 MiB of float64
 _ANCHORS_A_CALL = 256
@@ -35,6 +36,7 @@ def normalizer_error(
     batch_size: int,
     anchors: int = 1000,
     seed: int = 0,
+    ranks: Ranks = ONE,
 ) -> dict[str, dict[str, Any]]:
     """Error of each estimator's alpha against ``exact_log_normalizers``, before the anchors update anything.
 
@@ -46,10 +48,11 @@ def normalizer_error(
         e2: [n, d] text embeddings, unit rows.
         index: [n] stable sample index, for estimators that keep state per sample; None when none does.
         estimators: by name; each on the device of ``e1``.
-        tau: the estimators' temperature.
+        tau: the estimators' temperature; ``[2, n]`` for one a side and pair.
         batch_size: B, anchor included.
         anchors: number of anchors, drawn by ``seed``; all n when there are fewer.
         seed: of the anchors and of the draws.
+        ranks: over which the estimators' state is spread; every rank calls this with the same arguments.
 
     Returns:
         By name: ``mse``, ``bias`` (mean of estimate - target) and ``correlation`` (Pearson; None when one side is
@@ -63,40 +66,47 @@ def normalizer_error(
     """
     _check(e1, e2, index, tau, batch_size, anchors)
     rows = _draw_anchors(len(e1), anchors, seed).to(e1.device)
-    tau = float(tau)
+    tau = torch.as_tensor(tau, device=e1.device)
     target = exact_log_normalizers(e1, e2, rows, tau)
     log_g = _drawn_log_g(e1, e2, rows, tau, batch_size, seed)
     result = {}
     for name, estimator in estimators.items():
-        estimate = _estimate(estimator, e1, e2, index, rows, log_g, tau)
+        estimate = _estimate(estimator, e1, e2, index, rows, log_g, tau, ranks)
         result[name] = _summary(estimate, target, getattr(estimator, "eps", 0.0))
     return result
 
 
-def exact_log_normalizers(e1: Tensor, e2: Tensor, rows: Tensor, tau: float) -> Sides:
+def exact_log_normalizers(e1: Tensor, e2: Tensor, rows: Tensor, tau: float | Tensor) -> Sides:
     """``log 1/(n-1) sum_{j != i} exp((s_ij - s_ii)/tau)`` of the anchors ``rows`` [a] in float64, each side [a].
 
     Args:
         e1: [n, d] image embeddings; e2: [n, d] text embeddings; unit rows.
-        tau: temperature.
+        tau: temperature; ``[2, n]`` for one a side and pair.
     """
     e1, e2, rows = double(e1), double(e2), rows.to(double(e1[:0]).device)
-    return _exact_side(e1, e2, rows, tau), _exact_side(e2, e1, rows, tau)
+    first, second = _of_rows(tau, rows, e1)
+    return _exact_side(e1, e2, rows, first), _exact_side(e2, e1, rows, second)
 
 
-def _exact_side(own: Tensor, other: Tensor, rows: Tensor, tau: float) -> Tensor:
+def _of_rows(tau: float | Tensor, rows: Tensor, like: Tensor) -> Tensor:
+    """The temperatures of some anchors ``[2, a]``."""
+    tau = double(torch.as_tensor(tau)).to(like.device)
+    return tau[:, rows] if tau.ndim else tau.expand(2, len(rows))
+
+
+def _exact_side(own: Tensor, other: Tensor, rows: Tensor, tau: Tensor) -> Tensor:
     total = torch.full((len(rows),), -torch.inf, dtype=own.dtype, device=own.device)
     columns = max(1, _TILE // len(rows))
     positive = (own[rows] * other[rows]).sum(1, keepdim=True)
     for start in range(0, len(other), columns):
         tile = other[start : start + columns]
-        x = (own[rows] @ tile.T - positive) / tau
+        x = (own[rows] @ tile.T - positive) / tau[:, None]
         x.masked_fill_(rows[:, None] == torch.arange(start, start + len(tile), device=x.device), -torch.inf)
         total = torch.logaddexp(total, x.logsumexp(1))
     return total - math.log(len(other) - 1)
 
 
-def _drawn_log_g(e1: Tensor, e2: Tensor, rows: Tensor, tau: float, batch_size: int, seed: int) -> Sides:
+def _drawn_log_g(e1: Tensor, e2: Tensor, rows: Tensor, tau: Tensor, batch_size: int, seed: int) -> Sides:
     """Each anchor's log mean over its own B-1 drawn pairs, in float64; both sides see the same pairs."""
     n, negatives = len(e1), batch_size - 1
     e1, e2 = double(e1), double(e2)
@@ -109,22 +119,31 @@ def _drawn_log_g(e1: Tensor, e2: Tensor, rows: Tensor, tau: float, batch_size: i
         a1, a2 = e1[some], e2[some]
         positive = (a1 * a2).sum(1, keepdim=True)
         s = torch.stack([torch.einsum("ad,akd->ak", own, far[other]) for own, far in ((a1, e2), (a2, e1))])
-        parts.append(((s - positive) / tau).logsumexp(2) - math.log(negatives))
+        parts.append(((s - positive) / _of_rows(tau, some, e1)[..., None]).logsumexp(2) - math.log(negatives))
     log_g = torch.cat(parts, 1)
     return log_g[0], log_g[1]
 
 
 def _estimate(
-    estimator: Estimator, e1: Tensor, e2: Tensor, index: Tensor | None, rows: Tensor, log_g: Sides, tau: float
+    estimator: Estimator,
+    e1: Tensor,
+    e2: Tensor,
+    index: Tensor | None,
+    rows: Tensor,
+    log_g: Sides,
+    tau: Tensor,
+    ranks: Ranks,
 ) -> Sides:
     """The estimator's alpha of every anchor, a few hundred anchors a call."""
     parts: list[Sides] = []
     at = torch.arange(len(rows), device=rows.device)
     for some in at.tensor_split(math.ceil(len(rows) / _ANCHORS_A_CALL)):
         i = rows[some]
-        batch = GlobalBatch(e1[i], e2[i], None if index is None else index.to(i.device)[i])
+        # Every rank holds all of these anchors, so none is gathered; only what the estimator itself keeps is spread.
+        batch = GlobalBatch(e1[i], e2[i], None if index is None else index.to(i.device)[i], ranks=ranks)
         own = tuple(g.to(e1.device, e1.dtype)[some] for g in log_g)
-        parts.append(estimator(batch.e1, batch.e2, (own[0], own[1]), batch, torch.tensor(tau).to(e1)))
+        own_tau = tau[:, i] if tau.ndim else tau
+        parts.append(estimator(batch.e1, batch.e2, (own[0], own[1]), batch, own_tau.to(e1)))
     return double(torch.cat([p[0] for p in parts])), double(torch.cat([p[1] for p in parts]))
 
 
@@ -175,7 +194,10 @@ def _check(e1: Tensor, e2: Tensor, index: Tensor | None, tau: float | Tensor, ba
         raise ValueError(f"batch_size must be from 2 to the {n} training pairs; got {batch_size}")
     if anchors < 2:
         raise ValueError(f"at least 2 anchors are needed; got {anchors}")
-    if not float(tau) > 0:
-        raise ValueError(f"tau must be above 0; got {float(tau)}")
+    tau = torch.as_tensor(tau)
+    if tau.ndim and tau.shape != (2, n):
+        raise ValueError(f"tau must be one number or [2, {n}], one a side and pair; got {list(tau.shape)}")
+    if not bool((tau > 0).all()):
+        raise ValueError(f"tau must be above 0; got {tau.min().item()}")
     if not bool(e1.isfinite().all() and e2.isfinite().all()):
         raise ValueError("some embeddings are not finite: the run has diverged, so its normalizers have no value")

@@ -1,7 +1,7 @@
 """The losses: functions of embeddings, a log-normalizer and a temperature."""
 
 from neuclip_lib.losses.dhel import dhel_loss
-from neuclip_lib.losses.global_contrastive import Objective, global_contrastive_loss, info_nce
+from neuclip_lib.losses.global_contrastive import Objective, TauRule, global_contrastive_loss, info_nce
 from neuclip_lib.losses.kcl import KclOptions, kcl_loss
 from neuclip_lib.losses.siglip import SiglipOptions, siglip_loss
 
@@ -9,6 +9,7 @@ __all__ = [
     "KclOptions",
     "Objective",
     "SiglipOptions",
+    "TauRule",
     "dhel_loss",
     "global_contrastive_loss",
     "info_nce",

@@ -3,21 +3,29 @@
     alpha1_i = log( eps + 1/m sum_j exp((cos(e1_i, W1_j) - s_ii)/tau) ),     W1 summarises texts, W2 images
 
 NeuCLIP (arXiv 2511.08417). The optimal alpha has this form with all texts in place of the prototypes; m prototypes take
-2 d m numbers whatever the size of the data. Gradients are closed forms, two matrix products a side and an update.
+2 d m numbers whatever the size of the data. Gradients are closed forms, two matrix products a side and an update. On
+several ranks prototype j lives on rank ``j % W``.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from neuclip_lib.contrast import GlobalBatch, Sides
 from neuclip_lib.normalizers.base import Normalizer
+from neuclip_lib.normalizers.prototype_math import (
+    log_or_minus_infinity,
+    prototype_alpha,
+    prototype_gradient,
+    stack_sides,
+)
+from neuclip_lib.ranks import ONE, Ranks
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,8 @@ class PrototypeOptions:
         eps: constant inside the logarithm (ours).
         adagrad_eps: AdaGrad's own constant (ours).
         weight_cap: bound of ``exp(-alpha)(eps + g)`` in the encoder step, ``None`` for the paper's method (ours).
+        batch_share: of ``neuclip-mixed``: lambda in ``alpha <- log((1-lambda) exp(alpha) + lambda (eps + g))`` (ours).
+        share_decay_epochs: let lambda fall from 1 over so many epochs by a cosine; None holds it (ours).
         detach_alpha: hold alpha constant in the encoder step instead of the unified objective (ours).
     """
 
@@ -42,6 +52,8 @@ class PrototypeOptions:
     eps: float = 1e-6
     adagrad_eps: float = 1e-10
     weight_cap: float | None = None
+    batch_share: float = 0.2
+    share_decay_epochs: int | None = None
     detach_alpha: bool = False
 
     def check(self) -> None:
@@ -64,107 +76,10 @@ class PrototypeOptions:
                 "prototypes.weight_cap must be at least 1 (1 is the batch's own normalizer) or None, "
                 f"got {self.weight_cap}"
             )
-
-
-def _log(eps: float) -> float:
-    return math.log(eps) if eps > 0 else -math.inf
-
-
-def _stack(e1: Tensor, e2: Tensor) -> tuple[Tensor, Tensor]:
-    """Both sides' anchors as one ``[2, B, d]`` tensor, and their positives ``[B]``."""
-    return torch.stack((e1, e2)), (e1 * e2).sum(1)
-
-
-def prototype_alpha(e1: Tensor, e2: Tensor, w: Tensor, tau: Tensor, eps: float) -> Sides:
-    """Alpha of both sides, differentiable in ``e1``, ``e2`` and ``tau`` (not in the prototypes).
-
-    Args:
-        e1: image anchors ``[b, d]``, unit rows.
-        e2: text anchors ``[b, d]``, unit rows.
-        w: prototypes ``[2, m, d]``, unit rows; the first half stands for texts, the second for images.
-        tau: temperature, a scalar tensor.
-        eps: constant inside the logarithm.
-    """
-    return _PrototypeAlpha.apply(e1, e2, tau, w, eps)
-
-
-class _PrototypeAlpha(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, e1: Tensor, e2: Tensor, tau: Tensor, w: Tensor, eps: float) -> Sides:
-        e, positive = _stack(e1, e2)
-        x = torch.bmm(e / tau, w.transpose(1, 2))
-        shift = positive / tau + math.log(w.shape[1])
-        log_mean = torch.logsumexp(x, 2) - shift
-        alpha = torch.logaddexp(log_mean, log_mean.new_full((), _log(eps)))
-        if any(ctx.needs_input_grad):
-            # q_ij = share of prototype j in exp(alpha_i); only its moments V and Q are needed later.
-            q = x.sub_((alpha + shift)[:, :, None]).exp_()
-            ctx.save_for_backward(e, positive, tau, torch.bmm(q, w), torch.exp(log_mean - alpha))
-        return alpha[0], alpha[1]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, slope1: Tensor, slope2: Tensor) -> tuple[Tensor | None, ...]:
-        e, positive, tau, v, mass = ctx.saved_tensors
-        slope = torch.stack((slope1, slope2)) / tau
-        pulled = slope[:, :, None] * v
-        weight = slope * mass
-        # Both alphas contain -s_ii, so each side's positive partner is pushed by both.
-        push = (weight[0] + weight[1])[:, None]
-        d_e1, d_e2 = pulled[0] - push * e[1], pulled[1] - push * e[0]
-        d_tau = -(slope * ((e * v).sum(2) - mass * positive)).sum() / tau
-        return d_e1, d_e2, d_tau, None, None
-
-
-def prototype_gradient(
-    e: Tensor,
-    positive: Tensor,
-    w_raw: Tensor,
-    log_eps_plus_g: Tensor,
-    tau: Tensor,
-    eps: float,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Gradient of the loss (scaled by tau) in the stored prototypes, in closed form.
-
-        dL/dW_j = (I - w_j w_j^T)/|W_j| * 1/(2B) sum_i r_i q_ij e_i,     r_i = 1 - exp(-alpha_i)(eps + g_i)
-
-    Args:
-        e: anchors of both sides ``[2, B, d]``.
-        positive: ``s_ii`` ``[B]``.
-        w_raw: stored prototypes ``[2, m, d]``, not normalised.
-        log_eps_plus_g: ``[2, B]``; constant over the updates on one batch.
-        tau: temperature, a scalar tensor.
-        eps: constant inside the logarithm.
-        out: buffer ``[2, B, m]`` for the logits.
-
-    Returns:
-        ``[2, m, d]``.
-    """
-    length = torch.linalg.vector_norm(w_raw, dim=2, keepdim=True)
-    w = w_raw / length
-    x = torch.bmm(e / tau, w.transpose(1, 2), out=out) if out is not None else torch.bmm(e / tau, w.transpose(1, 2))
-    # The B x m matrix sees only a maximum, an exponential and a sum; everything else acts on its rows.
-    top = x.amax(2, keepdim=True)
-    share = x.sub_(top).exp_()
-    top = top - (positive / tau + math.log(w.shape[1]))[:, None]
-    log_mean = share.sum(2, keepdim=True).log_().add_(top)
-    alpha = torch.logaddexp(log_mean, log_mean.new_full((), _log(eps)))
-    r = torch.expm1(_bounded(log_eps_plus_g[:, :, None] - alpha, tau)).neg_()
-    row = torch.exp(top - alpha).mul_(r).div_(2 * e.shape[1])
-    g = torch.bmm(share.transpose(1, 2), e * row)
-    return g.sub_((g * w).sum(2, keepdim=True) * w).div_(length)
-
-
-def _bounded(gap: Tensor, tau: Tensor) -> Tensor:
-    """``log(eps + g) - alpha`` without what the number format cannot carry.
-
-    A gap within the rounding of ``s/tau`` is none: AdaGrad would turn its sign into full steps. Above a third of the
-    format's range (29 in float32; a weight of 1e12) AdaGrad's squares overflow and the column would never move again.
-    """
-    format = torch.finfo(gap.dtype)
-    gap = gap.clamp_(max=math.log(format.max) / 3)
-    return gap.mul_(gap.abs() > 8 * format.eps / tau)
+        if not 0 <= self.batch_share <= 1:
+            raise ValueError(f"prototypes.batch_share must be from 0 to 1, got {self.batch_share}")
+        if self.share_decay_epochs is not None and self.share_decay_epochs < 1:
+            raise ValueError(f"prototypes.share_decay_epochs must be at least 1, got {self.share_decay_epochs}")
 
 
 class PrototypeNormalizer(Normalizer):
@@ -177,6 +92,10 @@ class PrototypeNormalizer(Normalizer):
         seed: of the draw at restarts.
         device: where the state lives.
         dtype: float32 in training; float64 in tests.
+        ranks: over which the prototypes are spread; every rank keeps the whole queue.
+
+    Raises:
+        ValueError: for options that make no sense, or fewer prototypes than ranks.
     """
 
     def __init__(
@@ -187,11 +106,15 @@ class PrototypeNormalizer(Normalizer):
         seed: int = 0,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        ranks: Ranks = ONE,
     ) -> None:
         options.check()
+        if options.m < ranks.size:
+            raise ValueError(f"prototypes.m must be at least the number of processes {ranks.size}, got {options.m}")
+        self.ranks = ranks
         self.options, self.eps = options, options.eps
         self.generator = torch.Generator().manual_seed(seed)
-        self.w = torch.zeros(2, options.m, dim, device=device, dtype=dtype)
+        self.w = torch.zeros(2, self._own(options.m), dim, device=device, dtype=dtype)
         self.adagrad = torch.optim.Adagrad(
             [self.w], lr=options.lr, eps=options.adagrad_eps, fused=self.w.device.type == "cpu"
         )
@@ -201,8 +124,8 @@ class PrototypeNormalizer(Normalizer):
 
     @property
     def prototypes(self) -> Tensor:
-        """The active prototypes ``[2, active, d]`` as unit rows: texts first, images second."""
-        return torch.nn.functional.normalize(self.w[:, : self.active], dim=2)
+        """This rank's active prototypes ``[2, active/W, d]`` as unit rows: texts first, images second."""
+        return torch.nn.functional.normalize(self.w[:, : self._own(self.active)], dim=2)
 
     @torch.no_grad()
     def update(self, batch: GlobalBatch, log_g: Sides, tau: Tensor) -> None:
@@ -211,15 +134,15 @@ class PrototypeNormalizer(Normalizer):
         Raises:
             ValueError: when the batch does not fit the queue.
         """
-        e, positive = _stack(batch.e1, batch.e2)
+        e, positive = stack_sides(batch.e1, batch.e2)
         self._push(e)
         every = self.options.restart_every
         if self.step == 0 or (every and self.step % every == 0):
             self._restart()
         elif self.active < self.options.m:
             self._fill(e)
-        log_x = torch.stack(log_g).detach()
-        log_x = torch.logaddexp(log_x, log_x.new_full((), _log(self.eps)))
+        log_x = torch.stack(batch.whole(log_g))
+        log_x = torch.logaddexp(log_x, log_x.new_full((), log_or_minus_infinity(self.eps)))
         for _ in range(self.options.updates):
             self._descend(e, positive, log_x, tau)
         self.step += 1
@@ -234,15 +157,30 @@ class PrototypeNormalizer(Normalizer):
             raise RuntimeError("the prototypes are empty: call update with a batch before asking for alpha")
         if self.options.detach_alpha:
             e1, e2, tau = e1.detach(), e2.detach(), tau.detach()
-        return prototype_alpha(e1, e2, self.prototypes, tau, self.eps)
+        return prototype_alpha(e1, e2, self.prototypes, tau, self.eps, batch, self.active)
+
+    def remember(self, batch: GlobalBatch) -> Callable[[], None]:
+        """Takes back one update; a copy of the prototypes, of AdaGrad's sums and of the queue's places that change."""
+        place = self._places(batch.size)
+        old = self.w.clone(), self._sum.clone(), self.queue[:, place]
+        counters, generator = self._counters(), self.generator.get_state()
+
+        def undo() -> None:
+            self.w.copy_(old[0])
+            self._sum.copy_(old[1])
+            self.queue[:, place] = old[2]
+            self.queue_next, self.queue_held, self.active, self.step = counters
+            self.generator.set_state(generator)
+
+        return undo
 
     def state_dict(self) -> dict[str, Any]:
         """Prototypes, AdaGrad's sums, queue, counters and generator."""
         return {
-            "w": self.w.clone(),
-            "adagrad_sum": self._sum.clone(),
+            "w": self._together(self.w),
+            "adagrad_sum": self._together(self._sum),
             "queue": self.queue.clone(),
-            "counters": [self.queue_next, self.queue_held, self.active, self.step],
+            "counters": self._counters(),
             "generator": self.generator.get_state(),
         }
 
@@ -255,19 +193,46 @@ class PrototypeNormalizer(Normalizer):
         parts = {"w": self.w, "adagrad_sum": self._sum, "queue": self.queue}
         if set(state) != {*parts, "counters", "generator"}:
             raise ValueError(f"this is not the state of a prototype normalizer: it has {sorted(state)}")
-        for name, part in parts.items():
-            if state[name].shape != part.shape:
+        whole = torch.Size((2, self.options.m, self.w.shape[2]))
+        sizes = {"w": whole, "adagrad_sum": whole, "queue": self.queue.shape}
+        for name, size in sizes.items():
+            if state[name].shape != size:
                 raise ValueError(
-                    f"the saved {name} is {tuple(state[name].shape)}, this normalizer's is {tuple(part.shape)}; "
+                    f"the saved {name} is {tuple(state[name].shape)}, this normalizer's is {tuple(size)}; "
                     "m, the batch size and the embedding dimension must be those of the saved run"
                 )
-            part.copy_(state[name])
+        self.queue.copy_(state["queue"])
+        for name in ("w", "adagrad_sum"):
+            parts[name].copy_(self._mine(state[name]))
         self.queue_next, self.queue_held, self.active, self.step = map(int, state["counters"])
         self.generator.set_state(state["generator"].cpu())
 
     @property
     def _sum(self) -> Tensor:
         return self.adagrad.state[self.w]["sum"]
+
+    def _own(self, count: int) -> int:
+        """How many of the first ``count`` prototypes are this rank's."""
+        return (count + self.ranks.size - 1 - self.ranks.rank) // self.ranks.size
+
+    def _mine(self, columns: Tensor) -> Tensor:
+        """This rank's of all columns ``[2, count, d]``."""
+        return columns[:, self.ranks.rank :: self.ranks.size]
+
+    def _together(self, part: Tensor) -> Tensor:
+        """All columns ``[2, m, d]`` on rank 0, none on the others."""
+        parts = self.ranks.collect(part.transpose(0, 1).contiguous())
+        whole = part.new_empty(2, self.options.m if parts else 0, part.shape[2])
+        for rank, columns in enumerate(parts):
+            whole[:, rank :: self.ranks.size] = columns.transpose(0, 1)
+        return whole
+
+    def _counters(self) -> list[int]:
+        return [self.queue_next, self.queue_held, self.active, self.step]
+
+    def _places(self, size: int) -> Tensor:
+        """Where the queue puts its next ``size`` pairs."""
+        return (torch.arange(size, device=self.queue.device) + self.queue_next) % self.queue.shape[1]
 
     def _push(self, e: Tensor) -> None:
         """Append a batch to the FIFO queue, over the oldest."""
@@ -276,7 +241,7 @@ class PrototypeNormalizer(Normalizer):
             raise ValueError(
                 f"a batch of {size} pairs does not fit the queue of {capacity}; build with batch_size={size}"
             )
-        place = (torch.arange(size, device=e.device) + self.queue_next) % capacity
+        place = self._places(size)
         # Texts stand for the negatives of images, and the other way round: the sides are swapped here.
         self.queue[0, place], self.queue[1, place] = e[1].to(self.queue), e[0].to(self.queue)
         self.queue_next = (self.queue_next + size) % capacity
@@ -287,7 +252,7 @@ class PrototypeNormalizer(Normalizer):
         self.active = min(self.options.m, self.queue_held)
         draw = torch.randperm(self.queue_held, generator=self.generator)[: self.active].to(self.queue.device)
         self.w.zero_()
-        self.w[:, : self.active] = self.queue[:, draw]
+        self.w[:, : self._own(self.active)] = self.queue[:, draw[self.ranks.rank :: self.ranks.size]]
         self._sum.zero_()
 
     def _fill(self, e: Tensor) -> None:
@@ -296,16 +261,22 @@ class PrototypeNormalizer(Normalizer):
         Captions that are equal in the data still give equal text columns.
         """
         more = min(e.shape[1], self.options.m - self.active)
-        fresh = slice(self.active, self.active + more)
-        self.w[0, fresh], self.w[1, fresh] = e[1, :more].to(self.w), e[0, :more].to(self.w)
+        fresh = slice(self._own(self.active), self._own(self.active + more))
+        # Column active + k takes the batch's pair k; this rank's are those whose number leaves its rank.
+        first = (self.ranks.rank - self.active) % self.ranks.size
+        self.w[0, fresh] = e[1, first : more : self.ranks.size].to(self.w)
+        self.w[1, fresh] = e[0, first : more : self.ranks.size].to(self.w)
         self.active += more
 
     def _descend(self, e: Tensor, positive: Tensor, log_x: Tensor, tau: Tensor) -> None:
-        shape = (2, e.shape[1], self.active)
+        own = self._own(self.active)
+        shape = (2, e.shape[1], own)
         if self._buffer is None or self._buffer.shape != shape:
             self._buffer = e.new_empty(shape)
-        gradient = prototype_gradient(e, positive, self.w[:, : self.active], log_x, tau, self.eps, self._buffer)
-        if self.active < self.options.m:
-            gradient = torch.nn.functional.pad(gradient, (0, 0, 0, self.options.m - self.active))
+        gradient = prototype_gradient(
+            e, positive, self.w[:, :own], log_x, tau, self.eps, self._buffer, self.ranks, self.active
+        )
+        if own < self.w.shape[1]:
+            gradient = torch.nn.functional.pad(gradient, (0, 0, 0, self.w.shape[1] - own))
         self.w.grad = gradient
         self.adagrad.step()

@@ -12,12 +12,14 @@ from typing import Any, Literal
 from neuclip_lib.data.registry import spec_of
 from neuclip_lib.devices import pick_device
 from neuclip_lib.files import read_json
+from neuclip_lib.losses import KclOptions, SiglipOptions
 from neuclip_lib.methods import get_method
 from neuclip_lib.models import check_model_name
-from neuclip_lib.normalizers import PrototypeOptions
+from neuclip_lib.normalizers import AmortizedOptions, MovingAverageOptions, PrototypeOptions
 from neuclip_lib.temperature import TemperatureOptions
 from neuclip_lib.training import options
 from neuclip_lib.training.optim import OptimOptions
+from neuclip_lib.training.precision import Precision
 
 Option = bool | int | float | str
 
@@ -32,15 +34,20 @@ class TrainConfig:
         data_options: further arguments of the data set, such as ``n`` of a procedural one.
         model: ``small``, ``nano``, ``micro``, ``mini`` or a name of open_clip.
         seed: of the weights, the order, the augmentation and the prototypes.
-        batch_size: pairs in a step.
+        batch_size: pairs in a step, of all processes together.
         steps: encoder steps in all.
         split: ``final`` trains on train and validation and is evaluated on test; ``tune`` trains on train alone, is
             evaluated on validation and never sees test.
         augment_shift: pixels by which a training image may move.
-        precision: of the encoders; the loss and the normalizers are float32 in either case.
+        precision: of the encoders; the loss and the normalizers are float32 in every case. float16 scales the loss and
+            skips a step that overflows.
         optim: AdamW and its schedule.
         temperature: how tau starts and whether it is learned.
         prototypes: the NPN, for ``neuclip`` and wherever it rides along.
+        moving_average: per-sample averages, for SogCLR, FastCLIP and SCENT.
+        amortized: the networks of AmorLIP.
+        siglip: the bias of SigLIP.
+        kcl: the kernel of KCL.
         shadows: methods whose normalizers see every batch without steering the run.
         threads: of PyTorch on the CPU; None leaves them as they are. The last bits depend on it.
         device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``, or ``auto`` for CUDA where there is one and else the CPU.
@@ -61,10 +68,14 @@ class TrainConfig:
     steps: int = 700
     split: Literal["final", "tune"] = "final"
     augment_shift: int = 0
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Precision = "float32"
     optim: OptimOptions = field(default_factory=OptimOptions)
     temperature: TemperatureOptions = field(default_factory=TemperatureOptions)
     prototypes: PrototypeOptions = field(default_factory=PrototypeOptions)
+    moving_average: MovingAverageOptions = field(default_factory=MovingAverageOptions)
+    amortized: AmortizedOptions = field(default_factory=AmortizedOptions)
+    siglip: SiglipOptions = field(default_factory=SiglipOptions)
+    kcl: KclOptions = field(default_factory=KclOptions)
     shadows: tuple[str, ...] = ()
     threads: int | None = None
     device: str = "cpu"
@@ -101,7 +112,9 @@ class TrainConfig:
         self._check_numbers()
         self.optim.check()
         self.temperature.check()
-        self.prototypes.check()
+        for group in (self.prototypes, self.moving_average, self.amortized, self.siglip, self.kcl):
+            group.check()
+        get_method(self.method).check(self.temperature)
         pick_device(self.device)
 
     def doubts(self) -> list[str]:

@@ -21,6 +21,7 @@ from neuclip_lib.files import ensure_writable, write_json
 from neuclip_lib.models import ImageTextModel
 from neuclip_lib.normalizers import BatchNormalizer
 from neuclip_lib.training import pictures
+from neuclip_lib.training.build import estimators_of
 from neuclip_lib.training.measure import NOTHING
 from neuclip_lib.training.run import Run
 
@@ -140,19 +141,28 @@ def _settings(run: Run, pairs: Pairs, device: str, batch_size: int, anchors: int
 
 
 def _normalizer_error(run: Run, model: ImageTextModel, batch_size: int, anchors: int, quiet: bool) -> dict[str, Any]:
-    """The run's own estimator in front, and all of them, itself included, under ``estimators``."""
+    """The run's own estimator in front, if it has one, and all of them, itself included, under ``estimators``."""
+    nothing = {"mse": None, "bias": None, "correlation": None, "n": 0}
     if run.config.steps == 0:
-        why = "no step was taken, so no normalizer has seen a batch"
-        return {"mse": None, "bias": None, "correlation": None, "n": 0, "why": why, "estimators": {}}
+        return {**nothing, "why": "no step was taken, so no normalizer has seen a batch", "estimators": {}}
     pairs = run.train_pairs()
     e1, e2 = embed_pairs(model, pairs, batch_size, label=None if quiet else f"embed {pairs.split}")
-    own = run.config.method
-    estimators = {own: run.load_normalizer(), **run.load_shadows(), "batch": BatchNormalizer(NOTHING)}
+    estimators = estimators_of(run.config.method, run.load_parts(), run.load_shadows())
+    estimators["batch"] = BatchNormalizer(NOTHING)
+    temperature = run.load_temperature()
+    temperature.begin(run.config.steps)
     # The normalizers are on the CPU, as they were saved.
     errors = normalizer_error(
-        e1.cpu(), e2.cpu(), pairs.index, estimators, run.tau(), run.config.batch_size, min(anchors, len(pairs))
+        e1.cpu(),
+        e2.cpu(),
+        pairs.index,
+        estimators,
+        temperature.at(pairs.index),
+        run.config.batch_size,
+        min(anchors, len(pairs)),
     )
-    return {**errors[own], "estimators": errors}
+    own = errors.get(run.config.method, {**nothing, "why": "the method's loss has no normalizer"})
+    return {**own, "estimators": errors}
 
 
 def _draw(run: Run, pairs: Pairs, e1: Tensor, e2: Tensor) -> None:

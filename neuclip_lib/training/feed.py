@@ -16,7 +16,7 @@ from neuclip_lib.models import ImageTextModel
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's samples on the training device: images ``[B, 3, H, W]``, tokens ``[B, L]``, stable index ``[B]``."""
+    """A process's share of one step on its device: images ``[b, 3, H, W]``, tokens ``[b, L]``, stable index ``[b]``."""
 
     images: Tensor
     tokens: Tensor
@@ -28,13 +28,24 @@ class Feed:
 
     Args:
         pairs: what is trained on; texts held in memory are turned into tokens once.
+        batch_size: global batch B.
         shift_pixels: by how much an image may move.
         device: where the batches go; pictures travel as bytes.
+        rows: of the global batch that this process trains on; all if not given. What a sample looks like and when it
+            comes does not depend on it.
     """
 
     def __init__(
-        self, pairs: Pairs, model: ImageTextModel, batch_size: int, seed: int, shift_pixels: int, device: torch.device
+        self,
+        pairs: Pairs,
+        model: ImageTextModel,
+        batch_size: int,
+        seed: int,
+        shift_pixels: int,
+        device: torch.device,
+        rows: slice | None = None,
     ) -> None:
+        self.rows = slice(0, batch_size) if rows is None else rows
         self.pairs, self.model, self.device = pairs, model, device
         self.batch_size, self.seed, self.shift_pixels = batch_size, seed, shift_pixels
         self._tokens = model.tokenize(pairs.captions_at()) if isinstance(pairs, PairSet) else None
@@ -44,11 +55,12 @@ class Feed:
         return epoch_of(len(self.pairs), self.batch_size, step)
 
     def batch(self, step: int) -> Batch:
-        """The samples of one step, augmented."""
-        places = batch_indices(len(self.pairs), self.batch_size, self.seed, step)
+        """This process's samples of one step, augmented."""
+        places = batch_indices(len(self.pairs), self.batch_size, self.seed, step)[self.rows]
         images = self.pairs.images_at(places).to(self.device)
         if self.shift_pixels:
-            images = shift(images, self.shift_pixels, step_generator(self.seed, step))
+            part = self.batch_size, self.rows
+            images = shift(images, self.shift_pixels, step_generator(self.seed, step), part)
         tokens = self.model.tokenize(self.pairs.captions_at(places)) if self._tokens is None else self._tokens[places]
         return Batch(to_float(images), tokens.to(self.device), self.pairs.index[places].to(self.device))
 

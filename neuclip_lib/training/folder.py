@@ -18,6 +18,7 @@ from neuclip_lib import home
 from neuclip_lib.data.pairs import Pairs
 from neuclip_lib.files import ensure_writable, write_json
 from neuclip_lib.models import ImageTextModel
+from neuclip_lib.training.build import index_end
 from neuclip_lib.training.config import TrainConfig, differences, read_config, to_json
 from neuclip_lib.training.log import METRICS
 from neuclip_lib.training.run import CHECKPOINTS, CONFIG, VERSIONS, read_versions
@@ -94,7 +95,13 @@ def write_identity(folder: Path, config: TrainConfig, pairs: Pairs, model: Image
     """Write ``versions.json`` and, last, ``config.json``, which makes the folder that of a run."""
     facts: dict[str, Any] = {
         "versions": versions(),
-        "data": {"name": pairs.name, "split": pairs.split, "pairs": len(pairs), "content_hash": pairs.content_hash},
+        "data": {
+            "name": pairs.name,
+            "split": pairs.split,
+            "pairs": len(pairs),
+            "content_hash": pairs.content_hash,
+            "index_end": index_end(pairs),
+        },
         "model": {
             "name": config.model,
             "dim": model.dim,

@@ -5,7 +5,9 @@ Every row has ``step`` (the number of finished steps, the same count as in check
 
     train             means over the steps since the last such row: loss (the surrogate), mean_alpha, mean_r (about zero
                       when alpha follows), largest_weight (the maximum of exp(-alpha)(eps + g)), and of the last step
-                      tau, learning_rate, gradient_norm; epoch; samples_per_second (not reproducible to the bit)
+                      tau (the mean where samples have their own), learning_rate, gradient_norm; epoch;
+                      samples_per_second (not reproducible to the bit). A loss without a normalizer has no mean_alpha,
+                      mean_r and largest_weight; in float16, overflows counts the steps that were skipped
     probe             loss = mean of (log g1 + log g2)/2 over a fixed set of n training pairs (eval mode, no
                       augmentation, eps = 0) at tau: comparable between methods, as the surrogate is not
     normalizer_error  estimators = {name: {mse, bias, correlation, n, ...}} on training pairs at tau
@@ -94,6 +96,21 @@ class MetricsLog:
         self.sync()
         self._file.close()
         self._board.close()
+
+
+class NoLog:
+    """The record of a rank that is not the first: it writes nothing."""
+
+    count = 0
+
+    def write(self, row: Row) -> None:
+        """Nothing."""
+
+    def sync(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
 
 
 class _Board:

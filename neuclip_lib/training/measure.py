@@ -17,6 +17,7 @@ from neuclip_lib.evaluation.embed import embed_pairs
 from neuclip_lib.evaluation.normalizer_error import normalizer_error
 from neuclip_lib.models import ImageTextModel
 from neuclip_lib.normalizers import BatchNormalizer, Normalizer
+from neuclip_lib.ranks import ONE, Ranks
 from neuclip_lib.training.step import Seen
 
 PROBE_SIZE = 512
@@ -28,38 +29,55 @@ NOTHING = 1e-14
 class Window:
     """Sums over the steps since the last row, kept on the device so that no step waits for it.
 
-    Part of the checkpoint: a resumed run writes the same rows.
+    Part of the checkpoint: a resumed run writes the same rows. On several ranks each sums its own anchors; figures and
+    state are of all, so every rank must ask for them.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, ranks: Ranks = ONE) -> None:
+        self.ranks = ranks
         self.count = 0
-        self.sums = torch.zeros(3, device=device)
+        self.has_alpha = False
+        self.sums = torch.zeros(4, device=device)
         self.largest = torch.zeros((), device=device)
 
     @torch.no_grad()
     def add(self, seen: Seen) -> None:
         """Count one step."""
-        alpha, log_x = torch.cat(seen.alpha), torch.cat(seen.log_eps_plus_g)
         self.count += 1
-        self.sums += torch.stack([seen.loss, alpha.mean(), residual(alpha, log_x).mean()])
-        self.largest = torch.maximum(self.largest, (log_x - alpha).max().exp())
+        alpha_and_r = [torch.zeros_like(seen.loss)] * 2
+        if seen.alpha is not None and seen.log_eps_plus_g is not None:
+            alpha, log_x = torch.cat(seen.alpha), torch.cat(seen.log_eps_plus_g)
+            alpha_and_r = [alpha.mean(), residual(alpha, log_x).mean()]
+            self.largest = torch.maximum(self.largest, (log_x - alpha).max().exp())
+            self.has_alpha = True
+        self.sums += torch.stack([seen.loss, *alpha_and_r, seen.overflowed.to(seen.loss)])
 
     def take(self) -> dict[str, float]:
         """The figures of the row, and start again; waits for the device."""
-        loss, alpha, r = (self.sums / max(1, self.count)).tolist()
-        largest = self.largest.item()
+        loss, alpha, r, overflows = (self.ranks.mean(self.sums.clone()) / max(1, self.count)).tolist()
+        largest = self.ranks.max(self.largest.clone()).item()
+        figures = {"loss": loss}
+        if self.has_alpha:
+            figures |= {"mean_alpha": alpha, "mean_r": r, "largest_weight": largest}
+        if overflows:
+            figures["overflows"] = round(overflows * self.count)
         self.count = 0
         self.sums.zero_()
         self.largest.zero_()
-        return {"loss": loss, "mean_alpha": alpha, "mean_r": r, "largest_weight": largest}
+        return figures
 
     def state_dict(self) -> dict[str, Any]:
         """Count, sums and maximum."""
-        return {"count": self.count, "sums": self.sums.clone(), "largest": self.largest.clone()}
+        return {
+            "count": self.count,
+            "has_alpha": self.has_alpha,
+            "sums": self.ranks.mean(self.sums.clone()),
+            "largest": self.ranks.max(self.largest.clone()),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what :meth:`state_dict` gave."""
-        self.count = state["count"]
+        self.count, self.has_alpha = state["count"], state["has_alpha"]
         self.sums.copy_(state["sums"])
         self.largest.copy_(state["largest"])
 
@@ -106,9 +124,19 @@ def probe_loss(model: ImageTextModel, probe: Pairs, tau: Tensor) -> float:
 
 
 def normalizer_errors(
-    model: ImageTextModel, pairs: Pairs, estimators: Mapping[str, Normalizer], tau: Tensor, batch_size: int
+    model: ImageTextModel,
+    pairs: Pairs,
+    estimators: Mapping[str, Normalizer],
+    tau: Tensor,
+    batch_size: int,
+    ranks: Ranks = ONE,
 ) -> dict[str, dict[str, Any]]:
-    """Error of every estimator, and of the plain batch estimate as ``batch``, on all training pairs embedded anew."""
+    """Error of every estimator, and of the plain batch estimate as ``batch``, on all training pairs embedded anew.
+
+    Args:
+        tau: a scalar, or ``[2, n]`` for one a side and training pair.
+        ranks: over which the estimators' state is spread; every rank must call it.
+    """
     e1, e2 = embed_pairs(model, pairs)
     everyone = {**estimators, "batch": BatchNormalizer(NOTHING)}
-    return normalizer_error(e1, e2, pairs.index.to(e1.device), everyone, tau, batch_size)
+    return normalizer_error(e1, e2, pairs.index.to(e1.device), everyone, tau, batch_size, ranks=ranks)

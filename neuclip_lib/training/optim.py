@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from neuclip_lib.temperature import TemperatureOptions
 
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
@@ -79,17 +82,28 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 
 
 def build_optimizer(
-    model: nn.Module, temperature: nn.Module, options: OptimOptions, temperature_lr: float | None
+    model: nn.Module,
+    temperature: Iterable[nn.Parameter],
+    options: OptimOptions,
+    temperature_options: TemperatureOptions,
+    learned: Iterable[nn.Parameter] = (),
 ) -> torch.optim.AdamW:
-    """AdamW over the encoders and, when it is learned, the temperature in a group of its own without decay.
+    """AdamW over the encoders and, when they are learned, the temperature and a loss's scalars.
+
+    The scalars are in groups of their own without decay. They share the temperature's learning rate.
 
     Args:
-        temperature_lr: peak learning rate of ``log(1/tau)``; None means a quarter of the encoders'.
+        temperature: its parameters.
+        temperature_options: its ``lr`` is the peak for ``log(1/tau)``, None meaning a quarter of the encoders'; with
+            ``lr_rule`` ``step_thresh`` that group has neither warm-up nor cosine.
+        learned: further scalars, such as SigLIP's bias.
     """
     groups = [dict(group, peak=options.lr) for group in parameter_groups(model, options.weight_decay)]
-    if learned := [parameter for parameter in temperature.parameters() if parameter.requires_grad]:
-        peak = options.lr / 4 if temperature_lr is None else temperature_lr
-        groups.append({"name": "temperature", "params": learned, "weight_decay": 0.0, "peak": peak})
+    peak = options.lr / 4 if temperature_options.lr is None else temperature_options.lr
+    held = temperature_options.lr_rule == "step_thresh"
+    for name, scalars, constant in (("temperature", temperature, held), ("loss", learned, False)):
+        if members := [parameter for parameter in scalars if parameter.requires_grad]:
+            groups.append({"name": name, "params": members, "weight_decay": 0.0, "peak": peak, "constant": constant})
     if not groups:
         raise ValueError("nothing to train: every parameter of the model and the temperature is frozen")
     device = groups[0]["params"][0].device
@@ -106,7 +120,7 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, step: int, steps: int, 
     """Give every group its learning rate for ``step``; the optimizer keeps no position in the schedule."""
     factor = learning_rate_factor(step, steps, warmup)
     for group in optimizer.param_groups:
-        group["lr"] = group["peak"] * factor
+        group["lr"] = group["peak"] * (1.0 if group.get("constant") else factor)
 
 
 def encoder_gradient_norm(model: nn.Module, clip_norm: float | None) -> Tensor:

@@ -10,11 +10,13 @@ import torch
 from neuclip_lib import data as data_sets
 from neuclip_lib.data.pairs import Pairs
 from neuclip_lib.files import read_json
-from neuclip_lib.methods import Parts, Settings, get_method
+from neuclip_lib.methods import Settings, get_method
 from neuclip_lib.models import ImageTextModel, load_model
 from neuclip_lib.normalizers import Normalizer
-from neuclip_lib.temperature import Temperature
+from neuclip_lib.parts import Parts
+from neuclip_lib.temperature import AnyTemperature
 from neuclip_lib.training import checkpoint
+from neuclip_lib.training.build import Samples, settings_of
 from neuclip_lib.training.config import TrainConfig, read_config
 from neuclip_lib.training.log import METRICS, Row, read_rows
 
@@ -85,24 +87,33 @@ class Run:
         return load_model(self.checkpoint(step))
 
     def load_parts(self, step: int | None = None) -> Parts:
-        """The method's parts, the normalizer with its state; on the CPU."""
-        return self._parts(self.config.method, self._state(step)["normalizer"])
+        """The method's parts with their state; on the CPU."""
+        state = self._state(step)
+        parts = self._parts(self.config.method, state["normalizer"])
+        parts.learned.load_state_dict(state["learned"])
+        return parts
 
-    def load_normalizer(self, step: int | None = None) -> Normalizer:
-        """The method's own normalizer with its state; on the CPU."""
+    def load_normalizer(self, step: int | None = None) -> Normalizer | None:
+        """The method's own normalizer with its state, on the CPU; None for a loss without one."""
         return self.load_parts(step).normalizer
 
     def load_shadows(self, step: int | None = None) -> dict[str, Normalizer]:
         """The normalizers that rode along, by method."""
         states = self._state(step)["shadows"]
-        return {name: self._parts(name, states[name]).normalizer for name in self.config.shadows}
+        loaded = {name: self._parts(name, states[name]).normalizer for name in states}
+        return {name: normalizer for name, normalizer in loaded.items() if normalizer is not None}
+
+    def load_temperature(self, step: int | None = None) -> AnyTemperature:
+        """The temperature with its state; on the CPU."""
+        temperature = get_method(self.config.method).temperature(self._settings())
+        temperature.load_state_dict(self._state(step)["temperature"])
+        return temperature
 
     def tau(self, step: int | None = None) -> float:
-        """The temperature."""
-        temperature = Temperature(self.config.temperature)
-        temperature.load_state_dict(self._state(step)["temperature"])
-        temperature.project()
-        return temperature().item()
+        """The temperature that the next step would use; the mean where samples have their own."""
+        temperature = self.load_temperature(step)
+        temperature.begin(self.step if step is None else step)
+        return temperature.typical().item()
 
     def train_pairs(self) -> Pairs:
         """What the run was trained on.
@@ -150,9 +161,16 @@ class Run:
     def _state(self, step: int | None) -> dict[str, Any]:
         return checkpoint.load_state(self.checkpoint(step))
 
+    def _settings(self) -> Settings:
+        versions = self.versions()
+        data, dim = versions["data"], int(versions["model"]["dim"])
+        samples = Samples(int(data["index_end"]), int(data["pairs"]) // self.config.batch_size)
+        return settings_of(self.config, dim, torch.device("cpu"), samples)
+
     def _parts(self, method: str, state: dict[str, Any]) -> Parts:
-        parts = build_parts(self.config, method, int(self.versions()["model"]["dim"]), torch.device("cpu"))
-        parts.normalizer.load_state_dict(state)
+        parts = get_method(method).build(self._settings())
+        if parts.normalizer is not None:
+            parts.normalizer.load_state_dict(state)
         return parts
 
     def _pairs(self, split: str) -> Pairs:
@@ -177,7 +195,7 @@ def read_versions(folder: Path) -> dict[str, Any]:
         facts = read_json(folder / VERSIONS)
     except RuntimeError as error:
         raise RuntimeError(f"{error}; {advice}") from error
-    shape = {"versions": (), "data": ("content_hash",), "model": ("dim",)}
+    shape = {"versions": (), "data": ("content_hash", "index_end", "pairs"), "model": ("dim",)}
     whole = isinstance(facts, dict) and isinstance(facts.get("resumed"), list)
     if not whole or not all(
         isinstance(facts.get(part), dict) and all(key in facts[part] for key in keys) for part, keys in shape.items()
@@ -194,16 +212,3 @@ def load(folder: Path | str) -> ImageTextModel:
     """
     folder = Path(folder)
     return Run(folder).load_model() if (folder / CONFIG).is_file() else load_model(folder)
-
-
-def build_parts(config: TrainConfig, method: str, dim: int, device: torch.device) -> Parts:
-    """The parts of a method with this run's sizes, for the run itself or as a shadow."""
-    settings = Settings(
-        dim=dim,
-        batch_size=config.batch_size,
-        temperature=config.temperature,
-        prototypes=config.prototypes,
-        seed=config.seed,
-        device=device,
-    )
-    return get_method(method).build(settings)

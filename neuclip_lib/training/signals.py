@@ -29,6 +29,10 @@ class StopRequest:
     ) -> None:
         self._restore()
 
+    def also_here(self) -> None:
+        """Another process of the run was asked to stop: leave as if the signal had come here."""
+        self.signal = self.signal or signal.SIGTERM
+
     def leave(self) -> None:
         """Raise what the signal asked for: KeyboardInterrupt for SIGINT (exit code 130), else SystemExit(143)."""
         if self.signal == signal.SIGINT:

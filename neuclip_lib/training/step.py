@@ -2,67 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from neuclip_lib.contrast import Sides, log_mean_exp_over_negatives
-from neuclip_lib.losses import global_contrastive_loss
-from neuclip_lib.methods import Parts
+from neuclip_lib.contrast import GlobalBatch, Sides, log_mean_exp_over_negatives
 from neuclip_lib.models import ImageTextModel
 from neuclip_lib.normalizers import Normalizer
-from neuclip_lib.temperature import Temperature
-from neuclip_lib.training.distributed import gather
+from neuclip_lib.parts import Outcome, Parts
+from neuclip_lib.ranks import ONE, Ranks
+from neuclip_lib.temperature import AnyTemperature
+from neuclip_lib.training.distributed import average_gradients, gather
 from neuclip_lib.training.feed import Batch
 from neuclip_lib.training.optim import encoder_gradient_norm
+from neuclip_lib.training.precision import LOWER, LossScale, Precision
 
 
 @dataclass
 class Trainee:
-    """What a run changes: the encoders, the temperature, the normalizers and the optimizer that moves the first two.
+    """What a run changes: the encoders, the temperature, the normalizers and the optimizer that moves them.
 
-    ``shadows`` are normalizers that see every batch and steer nothing.
+    ``shadows`` are normalizers that see every batch and steer nothing. ``encoders`` is the model as it is called in
+    training: wrapped where there are several ranks.
     """
 
     model: ImageTextModel
-    temperature: Temperature
+    temperature: AnyTemperature
     parts: Parts
     shadows: Mapping[str, Normalizer]
     optimizer: torch.optim.Optimizer
+    scale: LossScale
+    ranks: Ranks = ONE
+    encoders: nn.Module = field(default=None)  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.encoders is None:
+            self.encoders = self.model
 
     def state(self) -> dict[str, Any]:
-        """Everything but the encoders' weights, as tensors and plain values."""
+        """Everything but the encoders' weights, as tensors and plain values; every rank must call it.
+
+        What is spread over the ranks is whole on rank 0 alone.
+        """
+        normalizer = self.parts.normalizer
         return {
-            "temperature": self.temperature.state_dict(),
-            "normalizer": self.parts.normalizer.state_dict(),
+            "temperature": dict(self.temperature.state_dict()),
+            "normalizer": {} if normalizer is None else normalizer.state_dict(),
+            "learned": dict(self.parts.learned.state_dict()),
             "shadows": {name: shadow.state_dict() for name, shadow in self.shadows.items()},
             "optimizer": self.optimizer.state_dict(),
+            "scale": self.scale.state_dict(),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take back what :meth:`state` gave."""
+        """Take back what :meth:`state` gave on rank 0, on any number of ranks."""
         self.temperature.load_state_dict(state["temperature"])
-        self.parts.normalizer.load_state_dict(state["normalizer"])
+        if self.parts.normalizer is not None:
+            self.parts.normalizer.load_state_dict(state["normalizer"])
+        self.parts.learned.load_state_dict(state["learned"])
         for name, shadow in self.shadows.items():
             shadow.load_state_dict(state["shadows"][name])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.scale.load_state_dict(state["scale"])
 
 
 @dataclass
 class Seen:
-    """What one step saw, detached: for the record and for the message when something breaks."""
+    """What one step saw, detached: for the record and for the message when something breaks.
+
+    ``loss`` and ``gradient_norm`` are the same on every rank; log_g, alpha and log_eps_plus_g are those of this rank's
+    anchors, None for a loss without a normalizer; ``index`` is that of the whole batch.
+    """
 
     loss: Tensor
-    log_g: Sides
-    alpha: Sides
-    log_eps_plus_g: Sides
+    log_g: Sides | None
+    alpha: Sides | None
+    log_eps_plus_g: Sides | None
     tau: Tensor
     lengths: Sides
     index: Tensor
     gradient_norm: Tensor
+    overflowed: Tensor
 
 
 class NonFinite(Exception):
@@ -90,20 +113,20 @@ class Guard:
         self, device: torch.device, optimizer: torch.optim.Optimizer, raises_at_once: bool | None = None
     ) -> None:
         self.raises_at_once = device.type != "cuda" if raises_at_once is None else raises_at_once
+        self.optimizer = optimizer
         self.bad = torch.zeros((), device=device)
         self.unchecked: list[tuple[int, Seen]] = []
-        if not self.raises_at_once:
-            # Fused optimizers skip their update on the device while this tensor is not zero.
-            optimizer.found_inf = self.bad  # type: ignore[attr-defined]
 
     def look(self, step: int, seen: Seen) -> None:
-        """Raise NonFinite for a bad step, or remember it."""
+        """Raise NonFinite for a bad step, or remember it; tell the optimizer whether to leave the weights alone."""
         if self.raises_at_once:
             if not bool(_healthy(seen)):
                 raise NonFinite(step, seen)
-            return
-        self.bad.logical_or_(~_healthy(seen))
-        self.unchecked.append((step, seen))
+        else:
+            self.bad.logical_or_(~_healthy(seen))
+            self.unchecked.append((step, seen))
+        # Fused optimizers skip their update on the device while this tensor is not zero.
+        self.optimizer.found_inf = torch.maximum(self.bad, seen.overflowed.to(self.bad))  # type: ignore[attr-defined]
 
     def check(self) -> None:
         """Raise NonFinite for the first bad step since the last check; waits for the device."""
@@ -113,54 +136,95 @@ class Guard:
 
 
 def _healthy(seen: Seen) -> Tensor:
-    return torch.isfinite(seen.loss) & torch.isfinite(seen.gradient_norm)
+    """A float16 overflow is no failure: the step is skipped and the scale lowered."""
+    return torch.isfinite(seen.loss) & (torch.isfinite(seen.gradient_norm) | seen.overflowed)
 
 
 def train_step(
-    trainee: Trainee, batch: Batch, guard: Guard, step: int, precision: str = "float32", clip_norm: float | None = None
+    trainee: Trainee,
+    batch: Batch,
+    guard: Guard,
+    step: int,
+    precision: Precision = "float32",
+    clip_norm: float | None = None,
 ) -> Seen:
     """One step of any method; learning rates are set beforehand.
+
+    A float16 step that overflows changes neither weights, temperatures nor optimizer; the normalizer has seen the batch.
+
+    Args:
+        batch: this rank's share of the global batch.
 
     Raises:
         NonFinite: on the CPU, with the weights, the optimizer and the normalizers as they were before the step.
     """
-    model, temperature, parts = trainee.model, trainee.temperature, trainee.parts
-    before = parts.normalizer.state_dict() if guard.raises_at_once else {}
-    temperature.project()
-    tau = temperature()
-    e1, e2 = encode(model, batch, precision)  # [b, d], unit rows, float32
-    everyone = gather(e1, e2, batch.index)  # [B, d], detached
-    log_g = log_mean_exp_over_negatives(e1, e2, everyone, tau)  # [b] a side
-    parts.normalizer.update(everyone, log_g, tau)
-    alpha = parts.alpha(e1, e2, log_g, everyone, tau)  # [b] a side: the only line that differs between methods
-    loss = global_contrastive_loss(e1, e2, alpha, everyone, tau, parts.objective, log_g)
+    temperature, parts = trainee.temperature, trainee.parts
+    temperature.begin(step)
+    e1, e2 = encode(trainee.encoders, batch, precision)  # [b, d], unit rows, float32
+    everyone = gather(e1, e2, batch.index, trainee.ranks)  # [B, d], detached
+    tau = temperature(everyone)
+    undo = _remember(parts.normalizer, everyone, guard)
+    outcome = parts.loss(e1, e2, everyone, tau)  # log_g, the normalizer's update, alpha, the loss: see parts.py
     trainee.optimizer.zero_grad()
-    loss.backward()
-    norm = encoder_gradient_norm(model, clip_norm)
-    seen = _seen(loss, log_g, alpha, parts, tau, (e1, e2), batch.index, norm)
+    trainee.scale.scaled(outcome.loss).backward()
+    average_gradients([*temperature.parameters(), *parts.learned.parameters()], trainee.ranks)
+    trainee.scale.unscale(_gradients(trainee, tau))
+    norm = encoder_gradient_norm(trainee.model, clip_norm)
+    seen = _seen(outcome, tau, (e1, e2), everyone, norm, trainee)
     try:
         guard.look(step, seen)
     except NonFinite:
-        parts.normalizer.load_state_dict(before)
+        undo()
         raise
     for shadow in trainee.shadows.values():
-        shadow.update(everyone, seen.log_g, seen.tau)
+        shadow.update(everyone, seen.log_g or _log_g(e1, e2, everyone, tau), seen.tau)
     trainee.optimizer.step()
+    temperature.finish(tau, everyone, skip=guard.optimizer.found_inf > 0)  # type: ignore[attr-defined]
+    trainee.scale.after(seen.overflowed)
     return seen
 
 
-def encode(model: ImageTextModel, batch: Batch, precision: str) -> Sides:
+def encode(encoders: nn.Module, batch: Batch, precision: Precision) -> Sides:
     """Unit embeddings of a batch, each ``[b, d]`` and float32: bfloat16 similarities would be off by .1 in log g."""
-    lower = torch.autocast(batch.images.device.type, torch.bfloat16, enabled=precision == "bfloat16")
-    with lower:
-        return model.encode_image(batch.images), model.encode_text(batch.tokens)
+    with torch.autocast(batch.images.device.type, LOWER[precision], enabled=precision != "float32"):
+        return encoders(batch.images, batch.tokens)
+
+
+def _remember(normalizer: Normalizer | None, batch: GlobalBatch, guard: Guard) -> Callable[[], None]:
+    """A way back for a guard that raises at once; elsewhere nothing is taken back and nothing is copied."""
+    return normalizer.remember(batch) if normalizer is not None and guard.raises_at_once else lambda: None
+
+
+def _gradients(trainee: Trainee, tau: Tensor) -> list[Tensor]:
+    """All that backward has made, a per-sample tau's included."""
+    parameters = [p for group in trainee.optimizer.param_groups for p in group["params"]]
+    leaves = [*parameters, tau] if tau.is_leaf and tau.ndim else parameters
+    return [leaf.grad for leaf in leaves if leaf.grad is not None]
 
 
 @torch.no_grad()
-def _seen(
-    loss: Tensor, log_g: Sides, alpha: Sides, parts: Parts, tau: Tensor, e: Sides, index: Tensor, norm: Tensor
-) -> Seen:
-    log_g, alpha = (log_g[0].detach(), log_g[1].detach()), (alpha[0].detach(), alpha[1].detach())
+def _log_g(e1: Tensor, e2: Tensor, batch: GlobalBatch, tau: Tensor) -> Sides:
+    """For shadows of a loss that needs no log_g itself."""
+    return log_mean_exp_over_negatives(e1, e2, batch, tau)
+
+
+@torch.no_grad()
+def _seen(outcome: Outcome, tau: Tensor, e: Sides, batch: GlobalBatch, norm: Tensor, trainee: Trainee) -> Seen:
+    loss = trainee.ranks.mean(outcome.loss.detach().clone())
     lengths = e[0].detach().norm(dim=1), e[1].detach().norm(dim=1)
-    exact = parts.objective.log_eps_plus_g(log_g, len(e[0]))
-    return Seen(loss.detach(), log_g, alpha, exact, tau.detach(), lengths, index, norm.detach())
+    assert batch.index is not None
+    norm = norm.detach()
+    overflowed = ~torch.isfinite(norm) if trainee.scale.active else torch.zeros_like(norm, dtype=torch.bool)
+    # Below its least value the scale cannot be what broke the gradient.
+    overflowed = overflowed & (trainee.scale.scale >= trainee.scale.LEAST)
+    return Seen(
+        loss,
+        outcome.log_g,
+        outcome.alpha,
+        outcome.log_eps_plus_g,
+        tau.detach(),
+        lengths,
+        batch.index,
+        norm,
+        overflowed,
+    )

@@ -7,7 +7,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,30 @@ from neuclip_lib import data as data_sets
 from neuclip_lib.data.pairs import Pairs
 from neuclip_lib.devices import pick_device
 from neuclip_lib.files import write_json
+from neuclip_lib.methods import get_method
 from neuclip_lib.models import ImageTextModel, build_model, load_model
-from neuclip_lib.normalizers import Normalizer
 from neuclip_lib.progress import track
-from neuclip_lib.temperature import Temperature
+from neuclip_lib.ranks import ONE, Ranks
 from neuclip_lib.training import checkpoint
+from neuclip_lib.training.build import Samples, estimators_of, settings_of
 from neuclip_lib.training.config import TrainConfig
-from neuclip_lib.training.distributed import require_one_process
+from neuclip_lib.training.distributed import (
+    any_rank,
+    check_divisible,
+    from_first,
+    own_device,
+    own_rows,
+    process_group,
+    wanted_processes,
+    wrap,
+)
 from neuclip_lib.training.feed import Feed
 from neuclip_lib.training.folder import claimed, default_folder, note_resume, require_same_config, write_identity
-from neuclip_lib.training.log import MetricsLog
+from neuclip_lib.training.log import MetricsLog, NoLog
 from neuclip_lib.training.measure import Stopwatch, Window, normalizer_errors, probe_loss, probe_set
 from neuclip_lib.training.optim import build_optimizer, set_learning_rates
-from neuclip_lib.training.run import CHECKPOINTS, FAILURE, Run, build_parts
+from neuclip_lib.training.precision import LossScale
+from neuclip_lib.training.run import CHECKPOINTS, FAILURE, Run
 from neuclip_lib.training.signals import StopRequest
 from neuclip_lib.training.step import Guard, NonFinite, Seen, Trainee, train_step
 
@@ -48,7 +59,7 @@ def train(config: TrainConfig, out: Path | str | None = None, resume: bool = Tru
     Raises:
         ValueError: for a config that makes no sense, or a batch larger than the data.
         RuntimeError: when the folder cannot be written, is in use or holds another run; when a package that the data
-            need is missing; when the environment asks for several processes; when a loss is not finite.
+            need is missing; when other processes are announced and do not come; when a loss is not finite.
         KeyboardInterrupt, SystemExit: after SIGINT or SIGTERM, once the state is saved.
 
     Warns:
@@ -57,69 +68,102 @@ def train(config: TrainConfig, out: Path | str | None = None, resume: bool = Tru
     config.check()
     for doubt in config.doubts():
         warnings.warn(doubt, stacklevel=2)
-    require_one_process()
+    check_divisible(config.batch_size, wanted_processes())
     folder = Path(out) if out is not None else default_folder(config)
-    with claimed(folder), _threads(config.threads):
-        there = require_same_config(folder, config, resume)
-        if there and Run(folder).finished:
-            _say(quiet, f"{folder} is finished: {config.steps} steps of {config.method}")
-            return Run(folder)
-        pairs = _load_pairs(config)
-        session = _Session(config, folder, pairs, there, quiet)
-        with StopRequest() as stop:
-            session.run(stop)
-        stop.leave()
+    device = own_device(config.device, pick_device(config.device))
+    with process_group(device) as ranks, _threads(config.threads):
+        quiet = quiet or ranks.rank > 0
+        with claimed(folder) if ranks.rank == 0 else nullcontext():
+            there = require_same_config(folder, config, resume) if ranks.rank == 0 else False
+            there = bool(from_first(int(there), ranks, device))
+            if there and from_first(int(ranks.rank == 0 and Run(folder).finished), ranks, device):
+                _say(quiet, f"{folder} is finished: {config.steps} steps of {config.method}")
+                return Run(folder)
+            pairs = _load_pairs(config)
+            _say(quiet, _describe_order(config, len(pairs), ranks))
+            session = _Session(config, folder, pairs, there, quiet, ranks, device)
+            with StopRequest() as stop:
+                session.run(stop)
+            stop.leave()
     return Run(folder)
 
 
 class _Session:
-    """One process's share of a run: from a checkpoint, or the beginning, to the end or a signal."""
+    """One process's share of a run: from a checkpoint, or the beginning, to the end or a signal.
 
-    def __init__(self, config: TrainConfig, folder: Path, pairs: Pairs, there: bool, quiet: bool) -> None:
+    Rank 0 alone writes the folder. What needs an exchange is done by all ranks, at the same steps.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        folder: Path,
+        pairs: Pairs,
+        there: bool,
+        quiet: bool,
+        ranks: Ranks,
+        device: torch.device,
+    ) -> None:
         self.config, self.folder, self.pairs, self.quiet = config, folder, pairs, quiet
-        self.device = pick_device(config.device)
+        self.ranks, self.device, self.is_first = ranks, device, ranks.rank == 0
         self.checkpoints = folder / CHECKPOINTS
-        self.start = checkpoint.newest_valid(self.checkpoints) if there else None
-        model = self._model().to(self.device)
-        if there:
+        self.start = self._newest() if there else None
+        model = self._model().to(device)
+        if self.is_first and there:
             note_resume(folder, self.start, pairs)
-        else:
+        elif self.is_first:
             write_identity(folder, config, pairs, model)
-        self.trainee = build_trainee(config, model, self.device)
-        self.window = Window(self.device)
+        self.trainee = build_trainee(config, model, device, Samples.of(pairs, config.batch_size), ranks)
+        self.window = Window(device, ranks)
         self.rows = 0
         if self.start is not None:
-            state = checkpoint.load_state(checkpoint.step_folder(self.checkpoints, self.start), self.device)
+            state = checkpoint.load_state(checkpoint.step_folder(self.checkpoints, self.start), device)
             self.trainee.load_state(state)
             self.window.load_state_dict(state["window"])
             self.rows = state["rows"]
-        self._clean()
-        self.feed = Feed(pairs, model, config.batch_size, config.seed, config.augment_shift, self.device)
+        if self.is_first:
+            self._clean()
+        share = own_rows(config.batch_size, ranks)
+        self.feed = Feed(pairs, model, config.batch_size, config.seed, config.augment_shift, device, share)
         self.probe = probe_set(pairs)
-        self.guard = Guard(self.device, self.trainee.optimizer)
+        self.guard = Guard(device, self.trainee.optimizer)
         self.watch = Stopwatch()
         self.last: Seen | None = None
 
     def run(self, stop: StopRequest) -> None:
         """Step until the end, or until a signal asks to stop; the state is saved in either case."""
         begin = self.start or 0
-        self.log = MetricsLog(self.folder, self.start, self.rows)
+        self.log = MetricsLog(self.folder, self.start, self.rows) if self.is_first else NoLog()
         try:
             if self.start is None:
                 self._probe(0)
             done = begin
+            stopping = False
             for step in self._progress(range(begin, self.config.steps), begin):
                 self._step(step)
                 done = step + 1
                 self._record(done)
-                if stop.signal is not None:
+                # A signal may reach the ranks in different steps; they leave in the same one.
+                if stopping := any_rank(stop.signal is not None, self.ranks):
                     break
-            if done not in checkpoint.steps_in(self.checkpoints):
+            if not self._is_saved(done):
                 self._save(done)
-            if stop.signal is not None:
+            if stopping and self.is_first:
                 print(f"saved after step {done} in {self.folder}; the same command goes on from there", file=sys.stderr)
+            if stopping:
+                stop.also_here()
         finally:
             self.log.close()
+
+    def _newest(self) -> int | None:
+        """The last whole checkpoint, looked for by rank 0."""
+        newest = checkpoint.newest_valid(self.checkpoints) if self.is_first else None
+        agreed = from_first(-1 if newest is None else newest, self.ranks, self.device)
+        return None if agreed < 0 else agreed
+
+    def _is_saved(self, done: int) -> bool:
+        saved = self.is_first and done in checkpoint.steps_in(self.checkpoints)
+        return bool(from_first(int(saved), self.ranks, self.device))
 
     def _clean(self) -> None:
         """Remove what an earlier process left and this one writes anew."""
@@ -172,7 +216,7 @@ class _Session:
     def _write_train_row(self, done: int) -> None:
         assert self.last is not None
         row: dict[str, Any] = {"step": done, "kind": "train", "epoch": self.feed.epoch(done - 1), **self.window.take()}
-        row["tau"] = self.last.tau.item()
+        row["tau"] = self.last.tau.mean().item()
         row["learning_rate"] = self.trainee.optimizer.param_groups[0]["lr"]
         row["gradient_norm"] = self.last.gradient_norm.item()
         row["samples_per_second"] = round(self.watch.take(), 1)
@@ -182,38 +226,37 @@ class _Session:
     def _probe(self, done: int) -> None:
         if not self.config.probe_every:
             return
-        tau = self._tau()
-        loss = probe_loss(self.trainee.model, self.probe, tau)
-        self.log.write({"step": done, "kind": "probe", "loss": loss, "n": len(self.probe), "tau": tau.item()})
+        tau = self.trainee.temperature.typical()
+        if self.is_first:
+            loss = probe_loss(self.trainee.model, self.probe, tau)
+            self.log.write({"step": done, "kind": "probe", "loss": loss, "n": len(self.probe), "tau": tau.item()})
 
     @torch.no_grad()
     def _normalizer_error(self, done: int) -> None:
-        tau = self._tau()
-        estimators: dict[str, Normalizer] = {self.config.method: self.trainee.parts.normalizer, **self.trainee.shadows}
-        errors = normalizer_errors(self.trainee.model, self.pairs, estimators, tau, self.config.batch_size)
-        row = {"step": done, "kind": "normalizer_error", "tau": tau.item(), "estimators": errors}
+        """All ranks measure: the normalizers' answers need all of them."""
+        temperature = self.trainee.temperature
+        tau = temperature.at(self.pairs.index.to(self.device))
+        estimators = estimators_of(self.config.method, self.trainee.parts, self.trainee.shadows)
+        errors = normalizer_errors(
+            self.trainee.model, self.pairs, estimators, tau, self.config.batch_size, self.trainee.ranks
+        )
+        row = {"step": done, "kind": "normalizer_error", "tau": temperature.typical().item(), "estimators": errors}
         self.log.write(row)
-
-    def _tau(self) -> torch.Tensor:
-        self.trainee.temperature.project()
-        return self.trainee.temperature().detach()
 
     def _save(self, done: int) -> None:
         self.log.sync()
-        checkpoint.save(
-            checkpoint.step_folder(self.checkpoints, done),
-            done,
-            self.trainee.model,
-            {"step": done, "rows": self.log.count, "window": self.window.state_dict(), **self.trainee.state()},
-        )
-        checkpoint.prune(self.checkpoints, self.config.keep_last)
+        state = {"step": done, "rows": self.log.count, "window": self.window.state_dict(), **self.trainee.state()}
+        if self.is_first:
+            checkpoint.save(checkpoint.step_folder(self.checkpoints, done), done, self.trainee.model, state)
+            checkpoint.prune(self.checkpoints, self.config.keep_last)
 
     def _failure(self, error: NonFinite) -> RuntimeError:
         """Save the state and what was seen; the error to raise."""
         folder, report = self.folder / FAILURE, describe_failure(error.step, error.seen)
         state = {"step": error.step, "window": self.window.state_dict(), **self.trainee.state()}
-        checkpoint.save(folder, error.step, self.trainee.model, state)
-        write_json(folder.with_suffix(".json"), report)
+        if self.is_first:
+            checkpoint.save(folder, error.step, self.trainee.model, state)
+            write_json(folder.with_suffix(".json"), report)
         shown = ", ".join(f"{name} {value}" for name, value in report.items() if name != "samples")
         return RuntimeError(
             f"the loss or its gradient is not a finite number: {shown}. The state before that step is in {folder}, "
@@ -231,22 +274,34 @@ class _Session:
         return f"loss {self.last.loss.item():.3f}" if self.last is not None else ""
 
 
-def build_trainee(config: TrainConfig, model: ImageTextModel, device: torch.device) -> Trainee:
+def build_trainee(
+    config: TrainConfig, model: ImageTextModel, device: torch.device, samples: Samples, ranks: Ranks = ONE
+) -> Trainee:
     """The encoders with a fresh temperature, normalizers and optimizer."""
-    temperature = Temperature(config.temperature).to(device)
+    settings = settings_of(config, model.dim, device, samples, ranks)
+    method = get_method(config.method)
+    temperature, parts = method.temperature(settings), method.build(settings)
+    shadows = {name: get_method(name).build(settings).normalizer for name in config.shadows}
     return Trainee(
         model=model,
         temperature=temperature,
-        parts=build_parts(config, config.method, model.dim, device),
-        shadows={name: build_parts(config, name, model.dim, device).normalizer for name in config.shadows},
-        optimizer=build_optimizer(model, temperature, config.optim, config.temperature.lr),
+        parts=parts,
+        shadows={name: shadow for name, shadow in shadows.items() if shadow is not None},
+        optimizer=build_optimizer(
+            model, temperature.parameters(), config.optim, config.temperature, parts.learned.parameters()
+        ),
+        scale=LossScale(config.precision, device),
+        ranks=ranks,
+        encoders=wrap(model, ranks),
     )
 
 
 def describe_failure(step: int, seen: Seen) -> dict[str, Any]:
     """What a bad step saw, as JSON values; numbers that are not finite are written out in words."""
 
-    def extent(sides: tuple[torch.Tensor, torch.Tensor]) -> list[float | str]:
+    def extent(sides: tuple[torch.Tensor, torch.Tensor] | None) -> list[float | str] | None:
+        if sides is None:
+            return None
         both = torch.cat(sides)
         return [_say_number(both.min().item()), _say_number(both.max().item())]
 
@@ -254,7 +309,7 @@ def describe_failure(step: int, seen: Seen) -> dict[str, Any]:
         "step": step + 1,
         "loss": _say_number(seen.loss.item()),
         "gradient_norm": _say_number(seen.gradient_norm.item()),
-        "tau": _say_number(seen.tau.item()),
+        "tau": _say_number(seen.tau.mean().item()),
         "alpha": extent(seen.alpha),
         "log_g": extent(seen.log_g),
         "embedding_length": extent(seen.lengths),
@@ -278,6 +333,14 @@ def _load_pairs(config: TrainConfig) -> Pairs:
             f"augment_shift {config.augment_shift} must be below the {pairs.image_size} pixels of {config.data!r}"
         )
     return pairs
+
+
+def _describe_order(config: TrainConfig, n: int, ranks: Ranks) -> str:
+    """What a pass over the data is, with the remainder that it leaves out."""
+    steps, left = divmod(n, config.batch_size)
+    shared = f" ({config.batch_size // ranks.size} on each of {ranks.size} processes)" if ranks.size > 1 else ""
+    rest = f"; the {left} left over come in other passes, as the order changes" if left else ""
+    return f"{n} pairs, {steps} steps of {config.batch_size}{shared} a pass{rest}"
 
 
 @contextmanager

@@ -40,7 +40,8 @@ def naive_loss(e1, e2, a1, a2, tau, objective):
         g1 = sum(torch.exp((s[i, j] - s[i, i]) / tau) for j in range(size) if j != i) / (size - 1)
         g2 = sum(torch.exp((s[j, i] - s[i, i]) / tau) for j in range(size) if j != i) / (size - 1)
         total = total + torch.exp(-a1[i]) * (eps + g1) + a1[i] - 1 + torch.exp(-a2[i]) * (eps + g2) + a2[i] - 1
-    return (tau if objective.scaled else 1) * total / (2 * size) + objective.rho * tau
+    factor = {"tau": tau, "held tau": tau.detach(), "one": 1}[objective.factor]
+    return factor * total / (2 * size) + objective.rho * tau
 
 
 CASES = {
@@ -51,7 +52,13 @@ CASES = {
     "duplicate rows": (*duplicate_rows(6, 7), 0.03),
     "large dimension": (*draw(4, 2048, 3), 0.02),
 }
-OBJECTIVES = [Objective(None, False), Objective(1e-14, False), Objective(1e-6, True, 6.5), Objective(0.0, True)]
+OBJECTIVES = [
+    Objective(None, "one"),
+    Objective(1e-14, "one"),
+    Objective(1e-6, "tau", 6.5),
+    Objective(0.0, "tau"),
+    Objective(1e-3, "held tau", 2.0),
+]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -77,7 +84,7 @@ def test_gradient_at_the_exact_alpha_is_that_of_the_log_form():
     """Envelope theorem, and the excess over the log form is psi."""
     e1, e2, noise = draw(7, 5)
     t = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
-    objective = Objective(1e-3, True, 2.0)
+    objective = Objective(1e-3, "tau", 2.0)
     e1.requires_grad_(), e2.requires_grad_()
     log_g = log_mean_exp_over_negatives(e1, e2, GlobalBatch(e1, e2), t)
     log_x = objective.log_eps_plus_g(log_g, 7)
@@ -96,7 +103,7 @@ def test_gradient_at_the_exact_alpha_is_that_of_the_log_form():
 def test_only_the_changed_anchor_changes_its_gradient_in_alpha():
     e1, e2, noise = draw(5, 4)
     t = torch.tensor(0.07, dtype=torch.float64)
-    batch, objective = GlobalBatch(e1, e2), Objective(1e-6, True)
+    batch, objective = GlobalBatch(e1, e2), Objective(1e-6, "tau")
     log_g = log_mean_exp_over_negatives(e1, e2, batch, t)
 
     def slopes(a1):
@@ -115,7 +122,7 @@ def test_matrix_products_of_a_step_are_three():
     e1.requires_grad_(), e2.requires_grad_()
     t = torch.tensor(0.07, dtype=torch.float64)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        batch, objective = GlobalBatch(e1, e2), Objective(None, False)
+        batch, objective = GlobalBatch(e1, e2), Objective(None, "one")
         log_g = log_mean_exp_over_negatives(e1, e2, batch, t)
         exact = objective.log_eps_plus_g(tuple(x.detach() for x in log_g), 16)
         global_contrastive_loss(e1, e2, exact, batch, t, objective, log_g).backward()
@@ -125,6 +132,6 @@ def test_matrix_products_of_a_step_are_three():
 
 
 def test_log_eps_is_written_for_any_batch():
-    assert Objective(None, False).log_eps(128) == pytest.approx(-math.log(127))
-    assert Objective(0.0, False).log_eps(4) == -math.inf
-    assert Objective(1e-6, True).log_eps(4) == pytest.approx(math.log(1e-6))
+    assert Objective(None, "one").log_eps(128) == pytest.approx(-math.log(127))
+    assert Objective(0.0, "one").log_eps(4) == -math.inf
+    assert Objective(1e-6, "tau").log_eps(4) == pytest.approx(math.log(1e-6))

@@ -7,8 +7,8 @@ import torch
 from torch.nn.functional import normalize
 
 from neuclip_lib.contrast import GlobalBatch, log_mean_exp_over_negatives
-from neuclip_lib.normalizers import PrototypeNormalizer, PrototypeOptions, cap_weight
-from neuclip_lib.normalizers.prototypes import prototype_alpha, prototype_gradient
+from neuclip_lib.normalizers import PrototypeNormalizer, PrototypeOptions
+from neuclip_lib.normalizers.prototype_math import prototype_alpha, prototype_gradient
 
 pytestmark = pytest.mark.quick
 F64 = torch.float64
@@ -50,7 +50,7 @@ def test_alpha_and_its_gradients_equal_autograd(size, dim, m, tau, eps):
     expected = naive_alpha(e1, e2, w[0], t, eps), naive_alpha(e2, e1, w[1], t, eps)
     total = (weights[0] * expected[0]).sum() + (weights[1] * expected[1]).sum()
     grads = torch.autograd.grad(total, (e1, e2, t))
-    got = prototype_alpha(e1, e2, normalize(w, dim=2), t, eps)
+    got = prototype_alpha(e1, e2, normalize(w, dim=2), t, eps, GlobalBatch(e1, e2))
     got_grads = torch.autograd.grad((weights[0] * got[0]).sum() + (weights[1] * got[1]).sum(), (e1, e2, t))
     for a, b in zip((*got, *got_grads), (*expected, *grads), strict=True):
         assert (a - b).abs().max() <= 1e-12 * b.abs().max()
@@ -77,17 +77,17 @@ def test_all_other_texts_as_prototypes_are_exact():
     for i in range(12):
         others = torch.arange(12) != i
         w = torch.stack((e2[others], e1[others]))
-        alpha = prototype_alpha(e1[i : i + 1], e2[i : i + 1], w, t, 1e-6)
+        alpha = prototype_alpha(e1, e2, w, t, 1e-6, GlobalBatch(e1, e2))
         for side in (0, 1):
             exact = torch.logaddexp(scalar(math.log(1e-6)), log_g[side][i])
-            assert alpha[side].item() == pytest.approx(exact.item(), abs=1e-12)
+            assert alpha[side][i].item() == pytest.approx(exact.item(), abs=1e-12)
 
 
 def test_all_texts_as_prototypes_give_the_floor_of_the_own_positive():
     e1, e2 = unit(12, 6, seed=1), unit(12, 6, seed=2)
     t, eps = scalar(0.07), 1e-6
     log_g1 = log_mean_exp_over_negatives(e1, e2, GlobalBatch(e1, e2), t)[0]
-    alpha = prototype_alpha(e1, e2, torch.stack((e2, e1)), t, eps)[0]
+    alpha = prototype_alpha(e1, e2, torch.stack((e2, e1)), t, eps, GlobalBatch(e1, e2))[0]
     expected = torch.log(eps + 1 / 12 + (1 - 1 / 12) * log_g1.exp())
     assert torch.allclose(alpha, expected, atol=1e-12)
 
@@ -290,15 +290,6 @@ def test_alpha_attached_and_detached():
     assert not npn(e1, e2, log_g, batch, scalar(0.07))[0].requires_grad
 
 
-def test_capped_alpha_bounds_the_weight_and_differentiates_the_batch_part():
-    alpha = torch.tensor([-3.0, 0.5], dtype=F64, requires_grad=True)
-    log_x = torch.tensor([1.0, 1.0], dtype=F64, requires_grad=True)
-    capped = cap_weight((alpha, alpha), (log_x, log_x), 5.0)[0]
-    assert torch.exp(log_x - capped).tolist() == pytest.approx([5.0, math.exp(0.5)])
-    by_alpha, by_batch = torch.autograd.grad(capped.sum(), (alpha, log_x))
-    assert by_alpha.tolist() == [0, 1] and by_batch.tolist() == [1, 0]
-
-
 def test_operators_of_an_update_are_few_and_nothing_waits_for_the_host():
     npn = normalizer(m=8, updates=1)
     feed(npn, 0)
@@ -322,6 +313,8 @@ def test_operators_of_an_update_are_few_and_nothing_waits_for_the_host():
         ({"updates": -1}, "must not be negative"),
         ({"lr": 0.0}, "must be positive"),
         ({"eps": -1.0}, "eps must be finite"),
+        ({"batch_share": 1.5}, "batch_share must be from 0 to 1"),
+        ({"share_decay_epochs": 0}, "share_decay_epochs must be at least 1"),
         ({"weight_cap": 0.5}, "weight_cap must be at least 1"),
         ({"weight_cap": float("nan")}, "weight_cap must be at least 1"),
     ],

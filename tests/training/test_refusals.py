@@ -98,7 +98,7 @@ def test_a_foreign_state_is_not_executed_and_named(tmp_path):
 def test_an_objective_with_no_logarithm_is_refused():
     for eps in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="eps must be finite"):
-            Objective(eps, True)
+            Objective(eps, "tau")
 
 
 def test_a_picture_without_an_ending_is_refused_before_it_is_drawn(tmp_path):
