@@ -364,6 +364,14 @@ METHODS = {
 }
 
 
+def bytes_per_sample(method: Method) -> int:
+    """Bytes of state kept for each sample of the data, over all processes: asked of the parts, not written down."""
+    settings = Settings(dim=2, batch_size=4, n=4, prototypes=PrototypeOptions(m=4))
+    parts, temperature = method.build(settings), method.temperature(settings)
+    keepers = [keeper for keeper in (parts.normalizer, temperature) if hasattr(keeper, "bytes_for")]
+    return sum(keeper.bytes_for(2) - keeper.bytes_for(1) for keeper in keepers)
+
+
 def method_names() -> list[str]:
     """Names accepted by ``--method``."""
     return list(METHODS)

@@ -7,7 +7,7 @@ from typing import Any
 
 from neuclip_lib.losses import SiglipOptions
 from neuclip_lib.methods import get_method
-from neuclip_lib.normalizers import PrototypeOptions
+from neuclip_lib.normalizers import AmortizedOptions, PrototypeOptions
 from neuclip_lib.temperature import TemperatureOptions
 from neuclip_lib.training import options
 from neuclip_lib.training.config import TrainConfig
@@ -34,6 +34,8 @@ def laptop(method: str = "neuclip", data: str = "icons", seed: int = 0, **overri
         optim=OptimOptions(lr=2e-3, weight_decay=0.1, warmup=50),
         temperature=TemperatureOptions(init=0.05, learned=False),
         prototypes=PrototypeOptions(m=512, updates=10, restart_every=200, lr=1e-2, eps=1e-6, weight_cap=5.0),
+        # A short run has no time for an averaged network that starts from nothing, or a bias made for large batches.
+        amortized=AmortizedOptions(warm_start=True),
         siglip=SiglipOptions(bias=None),
         threads=1,
         log_every=10,
@@ -63,6 +65,8 @@ def tiny(method: str = "neuclip", data: str = "captions", seed: int = 0, **overr
         optim=OptimOptions(lr=2e-3, weight_decay=0.1, warmup=4),
         temperature=TemperatureOptions(init=0.05, learned=False),
         prototypes=PrototypeOptions(m=48, updates=3, restart_every=12, lr=1e-2, eps=1e-6, weight_cap=5.0),
+        # A short run has no time for an averaged network that starts from nothing, or a bias made for large batches.
+        amortized=AmortizedOptions(warm_start=True),
         siglip=SiglipOptions(bias=None),
         threads=1,
         log_every=5,

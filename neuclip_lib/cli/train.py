@@ -15,6 +15,7 @@ import tyro
 from neuclip_lib import presets
 from neuclip_lib.training import TrainConfig, train
 from neuclip_lib.training.config import Option, to_json
+from neuclip_lib.training.distributed import is_first
 from neuclip_lib.training.folder import default_folder
 
 
@@ -28,9 +29,13 @@ def main(arguments: list[str]) -> int:
     config = chosen.config
     config.check()
     folder = chosen.out or default_folder(config)
-    print(json.dumps(to_json(config)))
-    print(f"training {config.method} on {config.data}, {config.steps} steps, in {folder}", flush=True)
+    speaks = is_first()
+    if speaks:
+        print(json.dumps(to_json(config)))
+        print(f"training {config.method} on {config.data}, {config.steps} steps, in {folder}", flush=True)
     run = train(config, folder, resume=chosen.resume)
+    if not speaks:
+        return 0
     if probes := [row for row in run.metrics("probe") if row.get("loss") is not None]:
         print(f"probe loss {probes[0]['loss']:.3f} at step {probes[0]['step']}, {probes[-1]['loss']:.3f} at the end")
     print(f"finished: {run.folder}  (measure it: python -m neuclip_lib evaluate {run.folder})")

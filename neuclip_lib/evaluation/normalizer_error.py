@@ -66,7 +66,7 @@ def normalizer_error(
     """
     _check(e1, e2, index, tau, batch_size, anchors)
     rows = _draw_anchors(len(e1), anchors, seed).to(e1.device)
-    tau = torch.as_tensor(tau, device=e1.device)
+    tau = _double_tau(tau).to(double(e1[:0]).device)
     target = exact_log_normalizers(e1, e2, rows, tau)
     log_g = _drawn_log_g(e1, e2, rows, tau, batch_size, seed)
     result = {}
@@ -90,8 +90,12 @@ def exact_log_normalizers(e1: Tensor, e2: Tensor, rows: Tensor, tau: float | Ten
 
 def _of_rows(tau: float | Tensor, rows: Tensor, like: Tensor) -> Tensor:
     """The temperatures of some anchors ``[2, a]``."""
-    tau = double(torch.as_tensor(tau)).to(like.device)
+    tau = _double_tau(tau).to(like.device)
     return tau[:, rows] if tau.ndim else tau.expand(2, len(rows))
+
+
+def _double_tau(tau: float | Tensor) -> Tensor:
+    return double(tau) if isinstance(tau, Tensor) else torch.tensor(tau, dtype=torch.float64)
 
 
 def _exact_side(own: Tensor, other: Tensor, rows: Tensor, tau: Tensor) -> Tensor:

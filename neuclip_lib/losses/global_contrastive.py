@@ -172,14 +172,19 @@ class _GlobalContrastive(torch.autograd.Function):
             alpha = torch.stack((alpha1, alpha2))
             *d_e, d_tau = _encoders_and_tau(batch, tau, objective, weights, h, alpha)
             d_alpha = sigma * torch.stack((residual(alpha1, log_x[0]), residual(alpha2, log_x[1])))
-            ctx.save_for_backward(*d_e, *d_alpha.div_(2 * batch.own_size), d_tau)
-        return (sigma * h).sum() / (2 * batch.own_size) + objective.rho * own_tau.mean()
+            ctx.save_for_backward(*d_e, *d_alpha.mul_(_front(batch)), d_tau)
+        return (sigma * h).sum() * _front(batch) + objective.rho * own_tau.mean()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         gradients = (slope * gradient for gradient in ctx.saved_tensors)
         return (*gradients, None, None, None, None)
+
+
+def _front(batch: GlobalBatch) -> float:
+    """``W/(2B)``: what stands before the sum over a rank's anchors, since the ranks' gradients are averaged."""
+    return batch.ranks.size / (2 * batch.size)
 
 
 def _encoders_and_tau(
@@ -194,8 +199,7 @@ def _encoders_and_tau(
         log_factor = in_encoders.log()
         weights = (weights[0] + log_factor[0], weights[1] + log_factor[1])
     d_e1, d_e2, middle = gradients_of_weighted_differences(batch, tau, weights)
-    # On W ranks the divisor of the own anchors is W times that of all: the ranks' gradients are averaged.
-    front = 1 / (2 * batch.own_size)
+    front = _front(batch)
     scale = front if per_anchor else front * in_encoders
     d_e1.mul_(scale)
     d_e2.mul_(scale)

@@ -83,7 +83,7 @@ class _PrototypeAlpha(torch.autograd.Function):
         else:
             d_tau = torch.zeros_like(tau)
             # The ranks' gradients of the embeddings are averaged; a temperature of an anchor has one owner.
-            d_tau[:, ctx.batch.rows] = -of_anchors * (ctx.batch.own_size / ctx.batch.size)
+            d_tau[:, ctx.batch.rows] = -of_anchors / ctx.batch.ranks.size
         return d_e1, d_e2, d_tau, None, None, None, None
 
 

@@ -111,6 +111,8 @@ def process_group(device: torch.device) -> Iterator[Ranks]:
     try:
         meeting = datetime.timedelta(seconds=MEETING_SECONDS)
         store, rank, size = next(iter(dist.rendezvous("env://", timeout=meeting)))
+        # torchrun keeps its store when it restarts the workers: without this they would meet the addresses of the dead.
+        store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         waiting = datetime.timedelta(seconds=WAITING_SECONDS)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=waiting)
     except (dist.DistError, RuntimeError, ValueError) as error:

@@ -150,7 +150,7 @@ def train_step(
 ) -> Seen:
     """One step of any method; learning rates are set beforehand.
 
-    A float16 step that overflows changes neither weights, temperatures nor optimizer; the normalizer has seen the batch.
+    A float16 step that overflows changes neither weights, temperatures nor optimizer; the normalizer saw its batch.
 
     Args:
         batch: this rank's share of the global batch.

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -275,10 +276,19 @@ class _Session:
 
 
 def build_trainee(
-    config: TrainConfig, model: ImageTextModel, device: torch.device, samples: Samples, ranks: Ranks = ONE
+    config: TrainConfig,
+    model: ImageTextModel,
+    device: torch.device,
+    samples: Samples,
+    ranks: Ranks = ONE,
+    dtype: torch.dtype = torch.float32,
 ) -> Trainee:
-    """The encoders with a fresh temperature, normalizers and optimizer."""
-    settings = settings_of(config, model.dim, device, samples, ranks)
+    """The encoders with a fresh temperature, normalizers and optimizer.
+
+    Args:
+        dtype: of the normalizers and the temperature; float64 in tests.
+    """
+    settings = replace(settings_of(config, model.dim, device, samples, ranks), dtype=dtype)
     method = get_method(config.method)
     temperature, parts = method.temperature(settings), method.build(settings)
     shadows = {name: get_method(name).build(settings).normalizer for name in config.shadows}

@@ -80,7 +80,7 @@ def test_overrides_by_full_and_by_short_name() -> None:
         ({"shadows": ("openclip", "openclip")}, "shadows must be different methods"),
         ({"device": "cuda:77"}, "no device 'cuda:77' on this machine; choose auto or one of cpu"),
         ({"device": "gpu"}, "no device 'gpu' on this machine"),
-        ({"precision": "float16"}, "precision must be 'float32' or 'bfloat16', got 'float16'"),
+        ({"precision": "float64"}, "precision must be 'float32' or 'bfloat16' or 'float16', got 'float64'"),
     ],
 )
 def test_a_bad_value_is_refused_by_name_before_any_work(overrides: dict, message: str) -> None:

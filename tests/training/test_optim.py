@@ -57,22 +57,35 @@ def test_no_decay_on_vectors_biases_norms_and_scalars() -> None:
 def test_a_learned_temperature_has_its_own_group_and_rate_and_a_fixed_one_none() -> None:
     options = optim.OptimOptions(lr=2e-3)
     learned = Temperature(TemperatureOptions(learned=True))
-    optimizer = optim.build_optimizer(Small(), learned, options, temperature_lr=5e-5)
+    optimizer = optim.build_optimizer(Small(), learned.parameters(), options, TemperatureOptions(lr=5e-5))
     group = optimizer.param_groups[-1]
     assert group["params"][0] is learned.log_inverse
     assert (group["peak"], group["weight_decay"]) == (5e-5, 0.0)
     optim.set_learning_rates(optimizer, step=0, steps=10, warmup=2)
     assert [group["lr"] for group in optimizer.param_groups] == [1e-3, 1e-3, 2.5e-5]
-    quarter = optim.build_optimizer(Small(), learned, options, temperature_lr=None)
+    quarter = optim.build_optimizer(Small(), learned.parameters(), options, TemperatureOptions())
     assert quarter.param_groups[-1]["peak"] == 2e-3 / 4
-    fixed = optim.build_optimizer(Small(), Temperature(TemperatureOptions()), options, None)
+    fixed = optim.build_optimizer(
+        Small(), Temperature(TemperatureOptions()).parameters(), options, TemperatureOptions()
+    )
     assert [group["name"] for group in fixed.param_groups] == ["decayed", "free"]
+
+
+def test_step_thresh_holds_the_temperatures_rate_alone_and_a_loss_has_scalars_of_its_own() -> None:
+    learned, bias = Temperature(TemperatureOptions(learned=True)), nn.Parameter(torch.tensor(-10.0))
+    rule = TemperatureOptions(learned=True, lr=1e-3, lr_rule="step_thresh")
+    optimizer = optim.build_optimizer(Small(), learned.parameters(), optim.OptimOptions(lr=4e-3), rule, [bias])
+    optim.set_learning_rates(optimizer, step=0, steps=10, warmup=2)
+    rates = {group["name"]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups}
+    assert rates["temperature"] == (1e-3, 0.0)  # no warm-up
+    assert rates["loss"] == (5e-4, 0.0)
+    assert optimizer.param_groups[-1]["params"][0] is bias
 
 
 def test_three_adamw_steps_equal_the_written_out_rule() -> None:
     options = optim.OptimOptions(lr=1e-2, weight_decay=0.3, beta1=0.8, beta2=0.9, eps=1e-3, warmup=2)
     model = nn.Linear(3, 2).double()
-    optimizer = optim.build_optimizer(model, Temperature(TemperatureOptions()), options, None)
+    optimizer = optim.build_optimizer(model, [], options, TemperatureOptions())
     generator = torch.Generator().manual_seed(1)
     expected = {name: p.detach().clone() for name, p in model.named_parameters()}
     mean = {name: torch.zeros_like(p) for name, p in expected.items()}

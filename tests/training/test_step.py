@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from neuclip_lib.contrast import GlobalBatch
-from neuclip_lib.methods import method_names
-from neuclip_lib.models import build_model
+from neuclip_lib.methods import get_method, method_names
+from neuclip_lib.models import ImageTextModel, build_model
 from neuclip_lib.training import TrainConfig, step, trainer
-from neuclip_lib.training.distributed import gather, require_one_process
+from neuclip_lib.training.build import Samples
+from neuclip_lib.training.distributed import gather, process_group, wanted_processes
 from neuclip_lib.training.feed import Batch
 from neuclip_lib.training.optim import set_learning_rates
+from neuclip_lib.training.precision import LossScale
 
 WORDS = ["a red circle above a blue square", "two small green triangles"]
 CPU = torch.device("cpu")
@@ -32,7 +34,9 @@ def _batch(size: int = 8, seed: int = 0) -> Batch:
 
 
 def _trainee(config: TrainConfig) -> step.Trainee:
-    trainee = trainer.build_trainee(config, build_model("small", WORDS, 32, seed=0), CPU)
+    trainee = trainer.build_trainee(
+        config, build_model("small", WORDS, 32, seed=0), CPU, Samples(n=64, steps_per_epoch=2)
+    )
     set_learning_rates(trainee.optimizer, step=10, steps=20, warmup=0)
     return trainee
 
@@ -211,6 +215,104 @@ def test_bfloat16_is_used_by_the_encoders_and_not_by_what_follows() -> None:
         assert 1e-5 < (fine - coarse).abs().max().item() < 0.05
 
 
+class TwoLayers(ImageTextModel):
+    """A model whose float16 products take no time on a CPU."""
+
+    def __init__(self) -> None:
+        super().__init__("two layers", 8, 4)
+        with torch.random.fork_rng():
+            torch.default_generator.manual_seed(0)
+            self.image, self.text = torch.nn.Linear(48, 8), torch.nn.Embedding(32, 8)
+
+    def tokenize(self, texts: list[str]) -> torch.Tensor:
+        raise NotImplementedError
+
+    def image_features(self, images: torch.Tensor) -> torch.Tensor:
+        return self.image(images.flatten(1))
+
+    def text_features(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.text(tokens).sum(1)
+
+    def description(self) -> dict:
+        raise NotImplementedError
+
+
+def _light(config: TrainConfig) -> tuple[step.Trainee, Callable[[int], Batch]]:
+    trainee = trainer.build_trainee(config, TwoLayers(), CPU, Samples(n=64, steps_per_epoch=2))
+    set_learning_rates(trainee.optimizer, step=10, steps=20, warmup=0)
+
+    def batch(seed: int) -> Batch:
+        g = torch.Generator().manual_seed(seed)
+        images, tokens = torch.randn(8, 3, 4, 4, generator=g), torch.randint(32, (8, 3), generator=g)
+        return Batch(images, tokens, torch.randperm(64, generator=g)[:8])
+
+    return trainee, batch
+
+
+@pytest.mark.parametrize("method", method_names())
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_float16_overflow_skips_the_step_and_leaves_every_state_consistent(
+    small: Callable[..., TrainConfig], method: str, at_once: bool
+) -> None:
+    """Step 2 overflows by force: weights, optimizer and temperatures stay to the bit, the scale halves, all goes on."""
+    learned = get_method(method).tau == "free"
+    config = small(method, batch_size=8, m=12, precision="float16", shadows=(), **{"temperature.learned": learned})
+    trainee, batch = _light(config)
+    guard = step.Guard(CPU, trainee.optimizer, raises_at_once=at_once)
+    trainee.scale.scale.fill_(64.0)
+    for number in range(2):
+        assert not step.train_step(trainee, batch(number), guard, number, "float16").overflowed
+    before, scale = _snapshot(trainee), trainee.scale.scale.item()
+    trainee.scale.scale.fill_(3e38)  # any gradient times this is infinite in float32
+    seen = step.train_step(trainee, batch(2), guard, 2, "float16")
+    assert seen.overflowed and math.isfinite(seen.loss.item())
+    after = _snapshot(trainee)
+    for part in ("model", "optimizer", "temperature", "learned"):
+        assert _equal(before[part], after[part]), part
+    assert trainee.scale.scale.item() == pytest.approx(1.5e38)
+    # The normalizer has seen the batch: what it then holds is what a step without overflow would have made of it.
+    twin, _ = _light(config)
+    twin.model.load_state_dict(before["model"])
+    twin.load_state({key: value for key, value in before.items() if key != "model"})
+    step.train_step(twin, batch(2), step.Guard(CPU, twin.optimizer), 2, "float16")
+    assert _equal(after["normalizer"], _snapshot(twin)["normalizer"])
+    trainee.scale.scale.fill_(scale)
+    for number in (3, 4):
+        seen = step.train_step(trainee, batch(number), guard, number, "float16")
+        assert not seen.overflowed and math.isfinite(seen.loss.item())
+    guard.check()
+    assert not _equal(before["model"], trainee.model.state_dict())
+
+
+def test_a_gradient_that_is_not_finite_at_the_least_scale_is_a_failure(small: Callable[..., TrainConfig]) -> None:
+    trainee, batch = _light(small("openclip", batch_size=8, precision="float16"))
+    hook = trainee.model.image.weight.register_hook(lambda gradient: gradient * float("inf"))
+    guard = step.Guard(CPU, trainee.optimizer)
+    skipped = 0
+    with pytest.raises(step.NonFinite):
+        for number in range(40):
+            skipped += bool(step.train_step(trainee, batch(number), guard, number, "float16").overflowed)
+    hook.remove()
+    assert skipped == 17  # from 2^16 down to 1
+
+
+def test_the_float16_scale_grows_back_and_travels_with_the_state(small: Callable[..., TrainConfig]) -> None:
+    scale = LossScale("float16", CPU, start=8.0, grow_after=3)
+    seen = []
+    for overflowed in (False, False, False, True, False, False, False, False):
+        scale.after(torch.tensor(overflowed))
+        seen.append(scale.scale.item())
+    assert seen == [8, 8, 16, 8, 8, 8, 16, 16]
+    other = LossScale("float16", CPU)
+    other.load_state_dict(scale.state_dict())
+    assert (other.scale.item(), other.steps.item()) == (16, 1)
+    gradients = [torch.full((2,), 32.0)]
+    other.unscale(gradients)
+    assert gradients[0].tolist() == [2, 2]
+    plain = LossScale("bfloat16", CPU)
+    assert plain.scaled(torch.tensor(3.0)).item() == 3.0
+
+
 def test_one_process_gathers_its_own_batch_detached() -> None:
     e = torch.nn.functional.normalize(torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), dim=1)
     batch = gather(e.clone().requires_grad_(), e, torch.arange(4))
@@ -224,8 +326,22 @@ def test_stale_variables_of_a_launcher_are_a_clear_error_and_one_process_is_fine
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("RANK", "0")
-    require_one_process()
+    assert wanted_processes() == 1
     monkeypatch.setenv("WORLD_SIZE", "8")
     monkeypatch.setenv("RANK", "3")
-    with pytest.raises(RuntimeError, match=r"WORLD_SIZE=8, RANK=3.*unset WORLD_SIZE RANK"):
-        require_one_process()
+    with pytest.raises(RuntimeError, match=r"WORLD_SIZE=8, RANK=3.*lacks LOCAL_RANK.*unset WORLD_SIZE RANK"):
+        wanted_processes()
+    monkeypatch.setenv("RANK", "9")
+    for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1")
+    with pytest.raises(RuntimeError, match=r"RANK=9"):
+        wanted_processes()
+
+
+def test_whole_sets_of_stale_variables_end_with_advice_and_do_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    stale = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29617"}
+    for name, value in stale.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("neuclip_lib.training.distributed.MEETING_SECONDS", 1)
+    with pytest.raises(RuntimeError, match=r"did not come within 1 s.*unset WORLD_SIZE"), process_group(CPU):
+        pass
