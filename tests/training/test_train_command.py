@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
@@ -63,13 +64,51 @@ def test_every_option_can_be_set_by_name() -> None:
         "prototypes.eps": "0.25",
         "prototypes.adagrad-eps": "0.125",
         "prototypes.weight-cap": "None",
+        "prototypes.batch-share": "0.5",
+        "prototypes.share-decay-epochs": "6",
+        "temperature.lr-rule": "step_thresh",
+        "temperature.threshold": "0.5",
+        "temperature.threshold-divisor": "2.0",
+        "temperature.anneal": "cosine",
+        "temperature.final": "0.5",
+        "temperature.anneal-steps": "7",
+        "temperature.per-sample-lr": "0.5",
+        "temperature.per-sample-beta1": "0.25",
+        "temperature.per-sample-beta2": "0.5",
+        "temperature.per-sample-eps": "0.125",
+        "temperature.per-sample-clamp": "2.0",
+        "moving-average.gamma": "0.5",
+        "moving-average.decay-epochs": "3",
+        "moving-average.eps": "0.25",
+        "moving-average.log-step": "2.0",
+        "amortized.hidden": "5",
+        "amortized.lr": "0.5",
+        "amortized.updates": "2",
+        "amortized.every": "4",
+        "amortized.pos-coef": "0.5",
+        "amortized.bias": "0.25",
+        "amortized.average": "0.5",
+        "amortized.average-every": "3",
+        "amortized.prior-weight": "0.5",
+        "amortized.prior-epochs": "9",
+        "amortized.loss": "kl",
+        "amortized.target": "combined",
+        "siglip.bias": "-2.0",
+        "kcl.kernel": "imq",
+        "kcl.t": "0.5",
+        "kcl.gamma": "4.0",
+        "kcl.s": "0.5",
+        "kcl.c": "0.5",
+        "kcl.closest": "0.25",
     }
     arguments = ["--preset", "tiny", "--shadows", "neuclip", "gcl-batch", "--data-options", "vendor=x", "n=5"]
     arguments += ["--temperature.learned", "--prototypes.detach-alpha", "--device", "cpu"]
+    arguments += ["--amortized.no-warm-start"]
     for name, value in given.items():
         arguments += [f"--{name}", value]
     config = parse(arguments).config
-    leaves = {name for name in options.names(base) if name not in ("optim", "temperature", "prototypes")}
+    groups = {field.name for field in fields(base) if is_dataclass(getattr(base, field.name))}
+    leaves = {name for name in options.names(base) if name not in groups}
     changed = {name.split(".")[0] if name.startswith("data_options") else name for name in differences(base, config)}
     assert changed == leaves - {"preset", "device"}
     assert (config.shadows, config.data_options) == (("neuclip", "gcl-batch"), {"vendor": "x", "n": 5})
@@ -80,7 +119,7 @@ def test_every_option_can_be_set_by_name() -> None:
         assert str(field) == value
 
 
-@pytest.mark.parametrize("name", ["temperature.learned", "prototypes.detach-alpha"])
+@pytest.mark.parametrize("name", ["temperature.learned", "prototypes.detach-alpha", "amortized.warm-start"])
 def test_every_switch_goes_both_ways(name: str) -> None:
     group, field = name.replace("-", "_").split(".")
 
@@ -94,7 +133,7 @@ def test_every_switch_goes_both_ways(name: str) -> None:
 
 def test_no_switch_is_forgotten_above() -> None:
     switches = [n for n in options.names(TrainConfig()) if isinstance(_read(TrainConfig(), n), bool)]
-    assert switches == ["temperature.learned", "prototypes.detach_alpha"]
+    assert switches == ["temperature.learned", "prototypes.detach_alpha", "amortized.warm_start"]
 
 
 def _read(config: object, name: str) -> object:
