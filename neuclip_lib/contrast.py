@@ -26,8 +26,18 @@ from neuclip_lib.ranks import ONE, Ranks
 Sides = tuple[Tensor, Tensor]
 """One tensor for the image anchors and one for the text anchors."""
 
-BLOCK_ELEMENTS = 1 << 20
-"""Similarities handled at a time: a block of rows with its temporaries stays small beside the B x B matrix."""
+BLOCK_ELEMENTS = 1 << 18
+"""Similarities handled at a time on the CPU: a block of rows and two temporaries stay in a core's own cache."""
+GPU_BLOCKS = 64
+"""How many times as many on other devices, where it is the number of launches that counts."""
+
+
+def block_rows(count: int, width: int, device: torch.device) -> Iterator[slice]:
+    """Cut ``count`` rows of ``width`` similarities into blocks."""
+    elements = BLOCK_ELEMENTS if device.type == "cpu" else BLOCK_ELEMENTS * GPU_BLOCKS
+    height = max(1, elements // width)
+    for low in range(0, count, height):
+        yield slice(low, min(low + height, count))
 
 
 @dataclass
@@ -110,19 +120,24 @@ class GlobalBatch:
             side: 0 for image anchors against all texts, 1 for text anchors against all images.
 
         Yields:
-            (places among this rank's anchors, ``[rows, B]``, not to be written to).
+            (places among this rank's anchors, ``[rows, B]``): not to be written to, and gone with the next unless kept.
         """
-        height = max(1, BLOCK_ELEMENTS // self.size)
-        if self.keep_similarities and side not in self._kept:
-            self._kept[side] = self._masked(side, slice(0, self.own_size))
-        for low in range(0, self.own_size, height):
-            rows = slice(low, min(low + height, self.own_size))
-            yield rows, self._kept[side][rows] if self.keep_similarities else self._masked(side, rows)
+        every = list(block_rows(self.own_size, self.size, self.e1.device))
+        if side in self._kept:
+            yield from ((rows, self._kept[side][rows]) for rows in every)
+            return
+        # Made block by block in either case: what follows reads them while they are in the cache.
+        room = self.e1.new_empty(self.own_size if self.keep_similarities else every[0].stop, self.size)
+        for rows in every:
+            place = rows if self.keep_similarities else slice(0, rows.stop - rows.start)
+            yield rows, self._masked(side, rows, room[place])
+        if self.keep_similarities:
+            self._kept[side] = room
 
-    def _masked(self, side: int, rows: slice) -> Tensor:
+    def _masked(self, side: int, rows: slice, out: Tensor) -> Tensor:
         anchors, others = (self.e1, self.e2) if side == 0 else (self.e2, self.e1)
         first = self.rows.start + rows.start
-        s = anchors[first : self.rows.start + rows.stop] @ others.T
+        s = torch.mm(self.own(anchors)[rows], others.T, out=out)
         # Masked before any reduction: subtracting the positive afterwards cancels all digits when it dominates.
         s.diagonal(first).fill_(-math.inf)
         return s
@@ -146,9 +161,8 @@ def log_mean_exp_over_negatives(e1: Tensor, e2: Tensor, batch: GlobalBatch, tau:
 class _LogMeanExp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, e1: Tensor, e2: Tensor, tau: Tensor, batch: GlobalBatch) -> Sides:
-        sides = _log_sums_of_a_square(batch, tau) if batch.is_whole else _log_sums(batch, tau)
         shift = batch.own(batch.positives) / batch.own_tau(tau) + math.log(batch.size - 1)
-        log_g1, log_g2 = torch.stack(sides) - shift
+        log_g1, log_g2 = _log_sums(batch, tau) - shift
         ctx.batch = batch
         ctx.save_for_backward(tau, log_g1, log_g2)
         return log_g1, log_g2
@@ -158,35 +172,49 @@ class _LogMeanExp(torch.autograd.Function):
     def backward(ctx: Any, slope1: Tensor, slope2: Tensor) -> tuple[Tensor | None, ...]:
         tau, log_g1, log_g2 = ctx.saved_tensors
         # d log_g1_i / d s_ij = softmax over negatives / tau: the weights exp(d_ij - log_g1_i)/(B-1) of the mean.
-        gradients = gradients_of_weighted_differences(ctx.batch, tau, (-log_g1, -log_g2), (slope1, slope2))
+        log_g, weights = (log_g1, log_g2), (-log_g1, -log_g2)
+        gradients = gradients_of_weighted_differences(ctx.batch, tau, weights, log_g, (slope1, slope2))
         return (*gradients, None)
 
 
-def _log_sums_of_a_square(batch: GlobalBatch, tau: Tensor) -> Sides:
-    """Log of the sums over negatives, both sides from one pass over the similarities."""
-    inverse = (1 / tau).expand(2, batch.size)
-    of_rows = []
-    of_columns = torch.full_like(batch.positives, -math.inf)
-    for rows, s in batch.blocks(0):
-        x = s * inverse[0, rows, None]
-        of_rows.append(torch.logsumexp(x, 1))
-        if tau.ndim:
-            x = s * inverse[1]
-        of_columns = torch.logaddexp(of_columns, torch.logsumexp(x, 0))
-    return torch.cat(of_rows), of_columns
+def _log_sums(batch: GlobalBatch, tau: Tensor) -> Tensor:
+    """Log of the sums over negatives of this rank's anchors ``[2, b]``; none crosses ranks."""
+    inverse = (1 / tau).expand(2, batch.size).contiguous()
+    room = _room(batch)
+    if not batch.is_whole:
+        own = inverse[:, batch.rows, None]
+        sides = ([_log_sum(s, own[side, rows], 1, room) for rows, s in batch.blocks(side)] for side in (0, 1))
+        return torch.stack([torch.cat(side) for side in sides])
+    of_rows, of_columns = [], []
+    for rows, s in batch.blocks(0):  # both sides from one pass
+        of_rows.append(_log_sum(s, inverse[0, rows, None], 1, room))
+        of_columns.append(_log_sum(s, inverse[1], 0, room))
+    return torch.stack((torch.cat(of_rows), torch.stack(of_columns).logsumexp(0)))
 
 
-def _log_sums(batch: GlobalBatch, tau: Tensor) -> Sides:
-    """The same for some of the anchors: rows of two rectangles, no sum crosses ranks."""
-    inverse = (1 / batch.own_tau(tau)).expand(2, batch.own_size)[:, :, None]
-    first, second = (
-        torch.cat([torch.logsumexp(s * inverse[side, rows], 1) for rows, s in batch.blocks(side)]) for side in (0, 1)
-    )
-    return first, second
+def _log_sum(s: Tensor, inverse: Tensor, dim: int, room: Tensor) -> Tensor:
+    """``log sum exp(s inverse)`` along one dimension of a block."""
+    top = s.amax(dim, keepdim=inverse.ndim == 2).mul_(inverse)
+    top.masked_fill_(top == -math.inf, 0)  # in a block of one row the positive's column holds no negative
+    return _exp(s, inverse, -top, room[0]).sum(dim).log_().add_(top.flatten())
+
+
+def _exp(s: Tensor, inverse: Tensor, shift: Tensor, out: Tensor) -> Tensor:
+    """``exp(s inverse + shift)`` in ``out``; of both there is one number a row, ``[rows, 1]``, or a column, ``[B]``."""
+    out = out[: len(s)]
+    # One operator with two numbers a row would leave the vector units of a CPU idle.
+    x = torch.addcmul(shift, s, inverse, out=out) if inverse.ndim == 1 else torch.mul(s, inverse, out=out).add_(shift)
+    return x.exp_()
+
+
+def _room(batch: GlobalBatch) -> Tensor:
+    """Memory for two temporaries of a block, used again and again: cold memory costs more than an exponential."""
+    height = next(block_rows(batch.own_size, batch.size, batch.e1.device)).stop
+    return batch.e1.new_empty(2, height, batch.size)
 
 
 def gradients_of_weighted_differences(
-    batch: GlobalBatch, tau: Tensor, log_weights: Sides, slopes: Sides | None = None
+    batch: GlobalBatch, tau: Tensor, log_weights: Sides, log_g: Sides, slopes: Sides | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of ``F = sum_i slope1_i w1_i g1_i + slope2_i w2_i g2_i`` with the weights ``w`` held constant.
 
@@ -194,7 +222,7 @@ def gradients_of_weighted_differences(
     ``P1_ij = w1_i exp((s_ij - s_ii)/tau)/(B-1)``, ``P2_ij`` the same for text anchor j, and zero diagonals,
 
         dE1 = [ (P1 + P2) E2 - D * E2 ] / tau,    dE2 = [ (P1 + P2)^T E1 - D * E1 ] / tau,
-        D_i = sum_j P1_ij + sum_j P2_ji,          dtau = -<E1, dE1> / tau.
+        D_i = sum_j P1_ij + sum_j P2_ji = w1_i g1_i + w2_i g2_i,          dtau = -<E1, dE1> / tau.
 
     A temperature per anchor stands inside P in place of the common divisor.
 
@@ -202,6 +230,7 @@ def gradients_of_weighted_differences(
         batch: the global batch.
         tau: temperature: a scalar, or ``[2, B]``.
         log_weights: ``log w`` of this rank's anchors, each ``[b]``; kept in logs because ``exp(d)`` alone overflows.
+        log_g: of this rank's anchors at this temperature, each ``[b]``.
         slopes: factors of both sides, each ``[b]`` and of any sign; ones if not given.
 
     Returns:
@@ -210,81 +239,46 @@ def gradients_of_weighted_differences(
         constant; it is ``[]``, or ``[2, B]`` with zeros for the other ranks' anchors. Two products of B x B x d on one
         process, four of b x B x d with the similarities on several.
     """
-    inverse = (1 / tau).expand(2, batch.size)
-    shift = batch.positives * inverse + math.log(batch.size - 1)
-    log_p = torch.stack(batch.whole(log_weights)) - shift  # [2, B], added to s/tau inside P
-    if tau.ndim:
-        log_p = log_p + inverse.log()
+    inverse = (1 / tau).expand(2, batch.size).contiguous()
+    log_w = torch.stack(batch.whole(log_weights)) + inverse.log()  # [2, B]
+    log_p = log_w - batch.positives * inverse - math.log(batch.size - 1)  # added to s/tau inside P
     factors = None if slopes is None else torch.stack(batch.whole(slopes))
-    if batch.is_whole:
-        d1, d2, sums, moments = _products_of_a_square(batch, log_p, inverse, factors, bool(tau.ndim))
-    else:
-        d1, d2, sums, moments = _products(batch, log_p, inverse, factors, bool(tau.ndim))
-    e1, e2 = batch.own(batch.e1), batch.own(batch.e2)
-    drop = (sums[0] + sums[1])[:, None]
-    d1.addcmul_(drop, e2, value=-1)
-    d2.addcmul_(drop, e1, value=-1)
+    sums = torch.exp(log_w[:, batch.rows] + torch.stack(log_g))  # [2, b], of P1 and of P2
+    if factors is not None:
+        sums.mul_(factors[:, batch.rows])
+    d = torch.zeros_like(batch.own(batch.e1)), torch.zeros_like(batch.own(batch.e2))
+    moments = torch.zeros_like(sums)  # sums of P s
+    room, drop = _room(batch), -(sums[0] + sums[1])
+
+    def weights(s: Tensor, side: int, rows: slice | tuple[slice, None], out: Tensor) -> Tensor:
+        p = _exp(s, inverse[side][rows], log_p[side][rows], out)
+        return p if factors is None else p.mul_(factors[side][rows])
+
+    # On one process the same weights serve the rows of one side and the columns of the other. On several there are two
+    # rectangles: own anchors against everything, weighted as anchors and, by the others' weights, as negatives.
+    for side in (0,) if batch.is_whole else (0, 1):
+        far = 1 - side
+        others = (batch.e2, batch.e1)[side]
+        for rows, s in batch.blocks(side):
+            own = slice(batch.rows.start + rows.start, batch.rows.start + rows.stop)
+            p, q = weights(s, side, (own, None), room[0]), weights(s, far, slice(None), room[1])
+            if tau.ndim:
+                moments[side, rows] = _moment(p, s, 1)
+                if batch.is_whole:
+                    moments[far] += _moment(q, s, 0)
+            m = p.add_(q)
+            m.diagonal(own.start).copy_(drop[rows])
+            torch.mm(m, others, out=d[side][rows])
+            if batch.is_whole:
+                d[far].addmm_(m.T, batch.e1[rows])
     if tau.ndim == 0:
-        d1.div_(tau)
-        d2.div_(tau)
         # Over all ranks each anchor counts once a side; a rank's own share of this sum is another, the mean is not.
-        return d1, d2, -(e1 * d1).sum() / tau
+        return *d, -(batch.own(batch.e1) * d[0]).sum() / tau
     d_tau = torch.zeros_like(tau)
     d_tau[:, batch.rows] = (sums * batch.own(batch.positives) - moments) / batch.own_tau(tau)
-    return d1, d2, d_tau
-
-
-Products = tuple[Tensor, Tensor, Tensor, Tensor]
-"""(P1 + P2) E2 and (P1 + P2)^T E1, ``[b, d]``; the own anchors' sums of P and of P s, ``[2, b]``."""
-
-
-def _weights(s: Tensor, log_p: Tensor, inverse: Tensor, factor: Tensor | None) -> Tensor:
-    p = torch.addcmul(log_p, s, inverse).exp_()
-    return p if factor is None else p.mul_(factor)
+    return *d, d_tau
 
 
 def _moment(p: Tensor, s: Tensor, dim: int) -> Tensor:
     """Sum of p s; where s is minus infinity, p is 0."""
     return (p * s.clamp_min(torch.finfo(s.dtype).min)).sum(dim)
-
-
-def _products_of_a_square(
-    batch: GlobalBatch, log_p: Tensor, inverse: Tensor, factors: Tensor | None, moments_too: bool
-) -> Products:
-    """One pass over B x B: the same weights serve the rows of one side and the columns of the other."""
-    d1, d2 = torch.empty_like(batch.e1), torch.zeros_like(batch.e2)
-    sums, moments = d1.new_zeros(2, batch.size), d1.new_zeros(2, batch.size)
-    for rows, s in batch.blocks(0):
-        p1 = _weights(
-            s, log_p[0, rows, None], inverse[0, rows, None], None if factors is None else factors[0, rows, None]
-        )
-        p2 = _weights(s, log_p[1], inverse[1], None if factors is None else factors[1])
-        sums[0, rows] = p1.sum(1)
-        sums[1] += p2.sum(0)
-        if moments_too:
-            moments[0, rows] = _moment(p1, s, 1)
-            moments[1] += _moment(p2, s, 0)
-        m = p1.add_(p2)
-        torch.mm(m, batch.e2, out=d1[rows])
-        d2.addmm_(m.T, batch.e1[rows])
-    return d1, d2, sums, moments
-
-
-def _products(
-    batch: GlobalBatch, log_p: Tensor, inverse: Tensor, factors: Tensor | None, moments_too: bool
-) -> Products:
-    """Two rectangles: own anchors against everything, weighted as anchors and, by the others' weights, as negatives."""
-    d = [torch.empty_like(batch.own(batch.e1)) for _ in range(2)]
-    sums, moments = d[0].new_empty(2, batch.own_size), d[0].new_empty(2, batch.own_size)
-    for side, others in ((0, batch.e2), (1, batch.e1)):
-        own_p, own_inverse = log_p[side, batch.rows, None], inverse[side, batch.rows, None]
-        own_factor = None if factors is None else factors[side, batch.rows, None]
-        far = 1 - side
-        for rows, s in batch.blocks(side):
-            p = _weights(s, own_p[rows], own_inverse[rows], None if own_factor is None else own_factor[rows])
-            sums[side, rows] = p.sum(1)
-            if moments_too:
-                moments[side, rows] = _moment(p, s, 1)
-            p += _weights(s, log_p[far], inverse[far], None if factors is None else factors[far])
-            torch.mm(p, others, out=d[side][rows])
-    return d[0], d[1], sums, moments

@@ -170,7 +170,7 @@ class _GlobalContrastive(torch.autograd.Function):
             # The gradients are made here, while the similarities are at hand; backward only scales them.
             weights = log_weights((alpha1, alpha2), log_x, batch_part)
             alpha = torch.stack((alpha1, alpha2))
-            *d_e, d_tau = _encoders_and_tau(batch, tau, objective, weights, h, alpha)
+            *d_e, d_tau = _encoders_and_tau(batch, tau, objective, weights, log_g, h, alpha)
             d_alpha = sigma * torch.stack((residual(alpha1, log_x[0]), residual(alpha2, log_x[1])))
             ctx.save_for_backward(*d_e, *d_alpha.mul_(_front(batch)), d_tau)
         return (sigma * h).sum() * _front(batch) + objective.rho * own_tau.mean()
@@ -188,26 +188,24 @@ def _front(batch: GlobalBatch) -> float:
 
 
 def _encoders_and_tau(
-    batch: GlobalBatch, tau: Tensor, objective: Objective, weights: Sides, h: Tensor, alpha: Tensor
+    batch: GlobalBatch, tau: Tensor, objective: Objective, weights: Sides, log_g: Sides, h: Tensor, alpha: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients in e1, e2 and tau with alpha held; ``h`` and ``alpha`` are ``[2, b]``."""
     rule, own_tau = objective.tau_rule, batch.own_tau(tau)
-    per_anchor = tau.ndim > 0
     sigma = objective.sigma(own_tau)
     in_encoders = torch.ones_like(sigma) if rule.encoder_without_tau else sigma
-    if per_anchor:  # the factor belongs to the anchor, so it must stand inside its weight
-        log_factor = in_encoders.log()
-        weights = (weights[0] + log_factor[0], weights[1] + log_factor[1])
-    d_e1, d_e2, middle = gradients_of_weighted_differences(batch, tau, weights)
-    front = _front(batch)
-    scale = front if per_anchor else front * in_encoders
-    d_e1.mul_(scale)
-    d_e2.mul_(scale)
+    # The factor stands inside the weights: it may be the anchor's own, and nothing of size B x d is scaled afterwards.
+    log_factor = (in_encoders * _front(batch)).log().expand(2, batch.own_size)
+    weights = (weights[0] + log_factor[0], weights[1] + log_factor[1])
+    d_e1, d_e2, middle = gradients_of_weighted_differences(batch, tau, weights, log_g)
     head = torch.zeros_like(h)
     if objective.factor == "tau":
         head = h if rule.head == "h" else alpha
-    if not per_anchor:
-        return d_e1, d_e2, front * (head.sum() + rule.middle * sigma * middle) + objective.rho
+    middle = middle if tau.ndim == 0 else middle[:, batch.rows]
+    middle = rule.middle * middle * sigma / in_encoders
+    if tau.ndim == 0:
+        return d_e1, d_e2, _front(batch) * head.sum() + middle + objective.rho
     d_tau = torch.zeros_like(tau)
-    d_tau[:, batch.rows] = head + objective.rho + rule.middle * middle[:, batch.rows] * sigma / in_encoders
-    return d_e1, d_e2, d_tau.div_(2 * batch.size)
+    # A tau of its own has one owner: nothing averages its gradient over ranks.
+    d_tau[:, batch.rows] = (head + objective.rho) / (2 * batch.size) + middle / batch.ranks.size
+    return d_e1, d_e2, d_tau
