@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from neuclip_lib.contrast import Sides
 from neuclip_lib.losses import (
-    KclOptions,
     Objective,
-    SiglipOptions,
     TauRule,
     dhel_loss,
     kcl_loss,
@@ -23,122 +19,15 @@ from neuclip_lib.losses import (
 )
 from neuclip_lib.normalizers import (
     AmortizedNormalizer,
-    AmortizedOptions,
     BatchNormalizer,
     MovingAverageNormalizer,
-    MovingAverageOptions,
     PrototypeNormalizer,
     PrototypeOptions,
     Stabilised,
     cap_weight,
     share_with_batch,
 )
-from neuclip_lib.parts import Contrastive, Pairwise, Parts
-from neuclip_lib.per_sample_temperature import PerSampleTemperature
-from neuclip_lib.ranks import ONE, Ranks
-from neuclip_lib.temperature import AnyTemperature, Temperature, TemperatureOptions
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a method may need to know to build its parts.
-
-    Args:
-        dim: embedding dimension d.
-        batch_size: global batch B.
-        n: samples that an index may name; None where batches carry no index.
-        steps_per_epoch: steps in one pass over the data.
-        epochs: passes in the whole run.
-    """
-
-    dim: int
-    batch_size: int
-    temperature: TemperatureOptions = field(default_factory=TemperatureOptions)
-    prototypes: PrototypeOptions = field(default_factory=PrototypeOptions)
-    moving_average: MovingAverageOptions = field(default_factory=MovingAverageOptions)
-    amortized: AmortizedOptions = field(default_factory=AmortizedOptions)
-    siglip: SiglipOptions = field(default_factory=SiglipOptions)
-    kcl: KclOptions = field(default_factory=KclOptions)
-    n: int | None = None
-    steps_per_epoch: int = 1
-    epochs: int = 1
-    seed: int = 0
-    device: torch.device | str = "cpu"
-    dtype: torch.dtype = torch.float32
-    ranks: Ranks = ONE
-
-    @property
-    def samples(self) -> int:
-        """Samples that an index may name.
-
-        Raises:
-            ValueError: when the batches carry no index.
-        """
-        if self.n is None:
-            raise ValueError("this method keeps numbers per sample and needs a stable index with every batch")
-        return self.n
-
-
-def one_temperature(settings: Settings) -> AnyTemperature:
-    """One tau for all samples."""
-    return Temperature(settings.temperature).to(device=settings.device, dtype=settings.dtype)
-
-
-def temperature_per_sample(settings: Settings, root: bool = True) -> AnyTemperature:
-    """One tau a sample and side; ``root=False`` divides by Adam's second moment itself, as published code does.
-
-    Raises:
-        ValueError: when the batches carry no index.
-    """
-    return PerSampleTemperature(
-        settings.temperature,
-        settings.samples,
-        settings.steps_per_epoch,
-        settings.ranks,
-        settings.device,
-        settings.dtype,
-        root,
-    )
-
-
-@dataclass(frozen=True)
-class Method:
-    """One row of the table.
-
-    Args:
-        name: as given to ``--method``.
-        title: the name people use.
-        normalizer: where alpha comes from, in words.
-        source: paper and code it follows.
-        build: makes the parts.
-        tau: ``free`` (fixed, annealed or learned, as the options say), ``fixed`` (never learned), ``per sample`` (one a
-            sample and side, always learned) or ``unused``.
-        temperature: makes the temperature.
-        needs_index: whether batches must carry a stable sample index.
-        defaults: options a preset takes for this method in place of its own, by dotted name.
-    """
-
-    name: str
-    title: str
-    normalizer: str
-    source: str
-    build: Callable[[Settings], Parts]
-    tau: Literal["free", "fixed", "per sample", "unused"] = "free"
-    temperature: Callable[[Settings], AnyTemperature] = one_temperature
-    needs_index: bool = False
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-
-    def check(self, temperature: TemperatureOptions) -> None:
-        """Refuse temperature options that the method cannot follow.
-
-        Raises:
-            ValueError: saying what to do instead.
-        """
-        if temperature.learned and self.tau in ("fixed", "unused"):
-            why = "holds the temperature fixed" if self.tau == "fixed" else "does not use the temperature"
-            raise ValueError(f"{self.name} {why}; set temperature.learned to False, or choose another method")
-        if temperature.anneal != "none" and self.tau == "per sample":
-            raise ValueError(f"{self.name} learns one temperature per sample, which cannot be annealed")
+from neuclip_lib.parts import Contrastive, Method, Pairwise, Parts, Settings, temperature_per_sample
 
 
 def _openclip(settings: Settings) -> Parts:
@@ -368,8 +257,8 @@ def bytes_per_sample(method: Method) -> int:
     """Bytes of state kept for each sample of the data, over all processes: asked of the parts, not written down."""
     settings = Settings(dim=2, batch_size=4, n=4, prototypes=PrototypeOptions(m=4))
     parts, temperature = method.build(settings), method.temperature(settings)
-    keepers = [keeper for keeper in (parts.normalizer, temperature) if hasattr(keeper, "bytes_for")]
-    return sum(keeper.bytes_for(2) - keeper.bytes_for(1) for keeper in keepers)
+    of_both = [getattr(keeper, "bytes_for", None) for keeper in (parts.normalizer, temperature)]
+    return sum(bytes_for(2) - bytes_for(1) for bytes_for in of_both if bytes_for is not None)
 
 
 def method_names() -> list[str]:

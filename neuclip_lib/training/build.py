@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from neuclip_lib.data.pairs import Pairs
-from neuclip_lib.methods import Settings
+from neuclip_lib.methods import Settings, get_method
+from neuclip_lib.models import ImageTextModel
 from neuclip_lib.normalizers import Normalizer
 from neuclip_lib.parts import Parts
 from neuclip_lib.ranks import ONE, Ranks
 from neuclip_lib.training.config import TrainConfig
+from neuclip_lib.training.distributed import wrap
+from neuclip_lib.training.optim import build_optimizer
+from neuclip_lib.training.precision import LossScale
+from neuclip_lib.training.step import Trainee
 
 
 @dataclass(frozen=True)
@@ -69,3 +74,34 @@ def estimators_of(method: str, parts: Parts, shadows: Mapping[str, Normalizer]) 
     """By method, the normalizers whose error can be measured: the run's own, if it has one, and its shadows."""
     own = {} if parts.normalizer is None else {method: parts.normalizer}
     return {**own, **shadows}
+
+
+def build_trainee(
+    config: TrainConfig,
+    model: ImageTextModel,
+    device: torch.device,
+    samples: Samples,
+    ranks: Ranks = ONE,
+    dtype: torch.dtype = torch.float32,
+) -> Trainee:
+    """The encoders with a fresh temperature, normalizers and optimizer.
+
+    Args:
+        dtype: of the normalizers and the temperature; float64 in tests.
+    """
+    settings = replace(settings_of(config, model.dim, device, samples, ranks), dtype=dtype)
+    method = get_method(config.method)
+    temperature, parts = method.temperature(settings), method.build(settings)
+    shadows = {name: get_method(name).build(settings).normalizer for name in config.shadows}
+    return Trainee(
+        model=model,
+        temperature=temperature,
+        parts=parts,
+        shadows={name: shadow for name, shadow in shadows.items() if shadow is not None},
+        optimizer=build_optimizer(
+            model, temperature.parameters(), config.optim, config.temperature, parts.learned.parameters()
+        ),
+        scale=LossScale(config.precision, device),
+        ranks=ranks,
+        encoders=wrap(model, ranks),
+    )

@@ -19,7 +19,7 @@ from neuclip_lib.losses import global_contrastive
 from neuclip_lib.methods import get_method, method_names
 from neuclip_lib.models import build_model
 from neuclip_lib.ranks import ONE, Ranks
-from neuclip_lib.training import step, trainer
+from neuclip_lib.training import build, step
 from neuclip_lib.training.build import Samples
 from neuclip_lib.training.distributed import own_rows, process_group
 from neuclip_lib.training.feed import Batch
@@ -70,7 +70,7 @@ def three_steps(method: str, options: dict[str, Any], ranks: Ranks) -> dict[str,
     settings |= {"adagrad_eps": 1e-4, "per_sample_eps": 1e-3}
     config = presets.tiny(method, **{**settings, **options})
     model = build_model("nano", [chr(97 + k) * 3 for k in range(26)], 32, seed=1).double()
-    trainee = trainer.build_trainee(config, model, CPU, Samples(N, 2), ranks, torch.float64)
+    trainee = build.build_trainee(config, model, CPU, Samples(N, 2), ranks, torch.float64)
     for group in trainee.optimizer.param_groups:
         group["lr"] = 1e-3
     guard, seen, gradients = step.Guard(CPU, trainee.optimizer), [], []
@@ -111,18 +111,18 @@ def broken(control: str | None):
     """The gradient with a mistake that people make; the comparison must see it."""
     products, whole = contrast._products, contrast.gradients_of_weighted_differences
 
-    def no_column_part(batch, log_p, inverse, factors, moments_too):
+    def no_column_part(batch, log_p, *rest):
         mine = torch.full_like(log_p, -torch.inf)
         mine[:, batch.rows] = log_p[:, batch.rows]
-        return products(batch, mine, inverse, factors, moments_too)
+        return products(batch, mine, *rest)
 
-    def pairs_twice(batch, log_p, inverse, factors, moments_too):
-        d1, d2, sums, moments = products(batch, log_p, inverse, factors, moments_too)
+    def pairs_twice(batch, log_p, inverse, *rest):
+        d1, d2, moments = products(batch, log_p, inverse, *rest)
         for side, far, d, others in ((0, 1, d1, batch.e2), (1, 0, d2, batch.e1)):
             for rows, s in batch.blocks(side):
                 p = torch.exp(log_p[far, batch.rows] + s[:, batch.rows] * inverse[far, batch.rows])
                 d[rows] += p @ others[batch.rows]
-        return d1, d2, sums, moments
+        return d1, d2, moments
 
     def tau_attached(*arguments):
         d1, d2, d_tau = whole(*arguments)

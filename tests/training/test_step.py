@@ -12,7 +12,7 @@ import torch
 from neuclip_lib.contrast import GlobalBatch, log_mean_exp_over_negatives
 from neuclip_lib.methods import get_method, method_names
 from neuclip_lib.models import ImageTextModel, build_model
-from neuclip_lib.training import TrainConfig, step, trainer
+from neuclip_lib.training import TrainConfig, build, session, step
 from neuclip_lib.training.build import Samples
 from neuclip_lib.training.distributed import gather, process_group, wanted_processes
 from neuclip_lib.training.feed import Batch
@@ -34,7 +34,7 @@ def _batch(size: int = 8, seed: int = 0) -> Batch:
 
 
 def _trainee(config: TrainConfig) -> step.Trainee:
-    trainee = trainer.build_trainee(
+    trainee = build.build_trainee(
         config, build_model("small", WORDS, 32, seed=0), CPU, Samples(n=64, steps_per_epoch=2)
     )
     set_learning_rates(trainee.optimizer, step=10, steps=20, warmup=0)
@@ -161,7 +161,7 @@ def test_a_step_with_a_nan_changes_nothing_and_says_what_it_saw(small: Callable[
     with pytest.raises(step.NonFinite) as error:
         _do(trainee, bad)
     assert _equal(before, _snapshot(trainee))
-    report = trainer.describe_failure(error.value.step, error.value.seen)
+    report = session.describe_failure(error.value.step, error.value.seen)
     assert report["step"] == 1
     assert report["loss"] == "nan"
     assert report["samples"] == list(range(8))
@@ -249,7 +249,7 @@ class TwoLayers(ImageTextModel):
 
 
 def _light(config: TrainConfig) -> tuple[step.Trainee, Callable[[int], Batch]]:
-    trainee = trainer.build_trainee(config, TwoLayers(), CPU, Samples(n=64, steps_per_epoch=2))
+    trainee = build.build_trainee(config, TwoLayers(), CPU, Samples(n=64, steps_per_epoch=2))
     set_learning_rates(trainee.optimizer, step=10, steps=20, warmup=0)
 
     def batch(seed: int) -> Batch:

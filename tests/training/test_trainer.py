@@ -15,7 +15,8 @@ from filelock import FileLock
 
 from neuclip_lib import data as data_sets
 from neuclip_lib.evaluation.embed import embed_pairs
-from neuclip_lib.training import Run, TrainConfig, checkpoint, measure, train, trainer
+from neuclip_lib.models import build_model
+from neuclip_lib.training import Run, TrainConfig, checkpoint, measure, train
 from neuclip_lib.training.feed import Feed, step_generator
 from neuclip_lib.training.step import Batch
 
@@ -85,7 +86,7 @@ def test_measuring_and_shadows_leave_the_weights_alone(tmp_path: Path, small: Sm
 
 def test_the_order_and_the_augmentation_are_functions_of_seed_and_step(small: Small) -> None:
     pairs = data_sets.load("captions", "train", n=128)
-    model = trainer.build_model("small", pairs.vocabulary_texts(), pairs.image_size, 0)
+    model = build_model("small", pairs.vocabulary_texts(), pairs.image_size, 0)
 
     def batch(seed: int, step: int, pixels: int = 2) -> Batch:
         return Feed(pairs, model, 16, seed, pixels, torch.device("cpu")).batch(step)
