@@ -226,9 +226,12 @@ METHODS = {
         ),
         Method("dhel", "DHEL", "none: same-view negatives", "arXiv 2405.18045", _dhel),
         Method("kcl", "KCL", "none: kernel energies", "arXiv 2405.18045", _kcl, tau="unused"),
-        # What the published code computes, where it is not its paper's gradient. Its encoder gradient leaves out the
-        # factor tau_i of RGCL; tau's has the mean of log u in place of h; its Adam divides by the squared gradient's
-        # mean, not by its root. Published rho and learning rates were tuned with that.
+        # FastCLIP-v2 as its published code has it, line by line; published rho and rates were tuned with that.
+        #   encoders  1/(2B) sum e^-alpha grad g, without RGCL's factor tau_i               (encoder_without_tau)
+        #   tau_i     log u_i + rho + tau_i e^-alpha dg/dtau_i, with log u for h             (head="alpha")
+        #   Adam      m / (v + eps), without the root                                        (root=False)
+        # Alike in both entries: the gradient clamped to 5, betas 0 in epoch 0, correction by epoch + 1, tau in [.01, 1].
+        # Not followed: there an anchor uses its old tau, and as the negative of others their new one; ours the old ones.
         Method(
             "fastclip-v2-published",
             "FastCLIP-v2, as published code",
@@ -239,8 +242,11 @@ METHODS = {
             temperature=lambda settings: temperature_per_sample(settings, root=False),
             needs_index=True,
         ),
-        # tau's gradient counts the middle term twice, since both halves of the loss depend on the scale, and has the
-        # mean of log u in place of h.
+        # FastCLIP-v3 as its published code has it.
+        #   tau       mean log u + rho + 2 tau e^-alpha dg/dtau: both halves of the loss (anchors, and what they do as
+        #             negatives) depend on the scale, so the middle term counts twice        (middle=2)
+        #             and log u stands for h                                                 (head="alpha")
+        #   encoders  as in the paper.
         Method(
             "fastclip-v3-published",
             "FastCLIP-v3, as published code",
