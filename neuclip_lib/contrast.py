@@ -246,37 +246,46 @@ def gradients_of_weighted_differences(
     sums = torch.exp(log_w[:, batch.rows] + torch.stack(log_g))  # [2, b], of P1 and of P2
     if factors is not None:
         sums.mul_(factors[:, batch.rows])
+    d1, d2, moments = _products(batch, log_p, inverse, factors, sums, tau.ndim > 0)
+    if tau.ndim == 0:
+        # Over all ranks each anchor counts once a side; a rank's own share of this sum is another, the mean is not.
+        return d1, d2, -(batch.own(batch.e1) * d1).sum() / tau
+    d_tau = torch.zeros_like(tau)
+    d_tau[:, batch.rows] = (sums * batch.own(batch.positives) - moments) / batch.own_tau(tau)
+    return d1, d2, d_tau
+
+
+def _products(
+    batch: GlobalBatch, log_p: Tensor, inverse: Tensor, factors: Tensor | None, sums: Tensor, moments_too: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``dE1``, ``dE2`` ``[b, d]``, and of the own anchors the sums of ``P s`` ``[2, b]``, if they are wanted.
+
+    On one process the same weights serve the rows of one side and the columns of the other. On several there are two
+    rectangles: own anchors against everything, weighted as anchors and, by the others' weights, as negatives.
+    """
     d = torch.zeros_like(batch.own(batch.e1)), torch.zeros_like(batch.own(batch.e2))
-    moments = torch.zeros_like(sums)  # sums of P s
+    moments = torch.zeros_like(sums)
     room, drop = _room(batch), -(sums[0] + sums[1])
 
     def weights(s: Tensor, side: int, rows: slice | tuple[slice, None], out: Tensor) -> Tensor:
         p = _exp(s, inverse[side][rows], log_p[side][rows], out)
         return p if factors is None else p.mul_(factors[side][rows])
 
-    # On one process the same weights serve the rows of one side and the columns of the other. On several there are two
-    # rectangles: own anchors against everything, weighted as anchors and, by the others' weights, as negatives.
     for side in (0,) if batch.is_whole else (0, 1):
-        far = 1 - side
-        others = (batch.e2, batch.e1)[side]
+        far, others = 1 - side, (batch.e2, batch.e1)[side]
         for rows, s in batch.blocks(side):
             own = slice(batch.rows.start + rows.start, batch.rows.start + rows.stop)
             p, q = weights(s, side, (own, None), room[0]), weights(s, far, slice(None), room[1])
-            if tau.ndim:
+            if moments_too:
                 moments[side, rows] = _moment(p, s, 1)
                 if batch.is_whole:
                     moments[far] += _moment(q, s, 0)
             m = p.add_(q)
-            m.diagonal(own.start).copy_(drop[rows])
+            m.diagonal(own.start).copy_(drop[rows])  # the positives' part, D
             torch.mm(m, others, out=d[side][rows])
             if batch.is_whole:
                 d[far].addmm_(m.T, batch.e1[rows])
-    if tau.ndim == 0:
-        # Over all ranks each anchor counts once a side; a rank's own share of this sum is another, the mean is not.
-        return *d, -(batch.own(batch.e1) * d[0]).sum() / tau
-    d_tau = torch.zeros_like(tau)
-    d_tau[:, batch.rows] = (sums * batch.own(batch.positives) - moments) / batch.own_tau(tau)
-    return *d, d_tau
+    return *d, moments
 
 
 def _moment(p: Tensor, s: Tensor, dim: int) -> Tensor:
