@@ -230,8 +230,8 @@ METHODS = {
         #   encoders  1/(2B) sum e^-alpha grad g, without RGCL's factor tau_i               (encoder_without_tau)
         #   tau_i     log u_i + rho + tau_i e^-alpha dg/dtau_i, with log u for h             (head="alpha")
         #   Adam      m / (v + eps), without the root                                        (root=False)
-        # Alike in both entries: the gradient clamped to 5, betas 0 in epoch 0, correction by epoch + 1, tau in [.01, 1].
-        # Not followed: there an anchor uses its old tau, and as the negative of others their new one; ours the old ones.
+        # Alike in both entries: gradient clamped to 5, betas 0 in epoch 0, correction by epoch + 1, tau in [.01, 1].
+        # Not followed: there an anchor uses its old tau, and as a negative of others their new one; ours the old.
         Method(
             "fastclip-v2-published",
             "FastCLIP-v2, as published code",
