@@ -15,11 +15,24 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from neuclip_lib import presets
     from neuclip_lib.methods import method_names
+    from neuclip_lib.rho import suggest_rho
     from neuclip_lib.training import Run, TrainConfig, train
     from neuclip_lib.training.evaluate import evaluate
+    from neuclip_lib.training.open_clip_loss import open_clip_loss
     from neuclip_lib.training.run import load
 
-__all__ = ["Run", "TrainConfig", "__version__", "evaluate", "load", "method_names", "presets", "train"]
+__all__ = [
+    "Run",
+    "TrainConfig",
+    "__version__",
+    "evaluate",
+    "load",
+    "method_names",
+    "open_clip_loss",
+    "presets",
+    "suggest_rho",
+    "train",
+]
 
 # Looked up on first use: importing the package takes no time, and a command says what is wrong before torch loads.
 _PLACES = {
@@ -28,6 +41,8 @@ _PLACES = {
     "evaluate": "training.evaluate",
     "load": "training.run",
     "method_names": "methods",
+    "open_clip_loss": "training.open_clip_loss",
+    "suggest_rho": "rho",
     "train": "training.trainer",
 }
 

@@ -7,7 +7,18 @@ import pytest
 
 import neuclip_lib
 
-PUBLIC = ["Run", "TrainConfig", "__version__", "evaluate", "load", "method_names", "presets", "train"]
+PUBLIC = [
+    "Run",
+    "TrainConfig",
+    "__version__",
+    "evaluate",
+    "load",
+    "method_names",
+    "open_clip_loss",
+    "presets",
+    "suggest_rho",
+    "train",
+]
 
 
 def test_the_list_is_exactly_this() -> None:
@@ -34,7 +45,7 @@ def test_an_unknown_name_is_refused_with_its_name() -> None:
 
 
 def test_functions_say_the_types_they_take_and_give() -> None:
-    for name in ("evaluate", "load", "method_names", "train"):
+    for name in ("evaluate", "load", "method_names", "open_clip_loss", "suggest_rho", "train"):
         signature = inspect.signature(getattr(neuclip_lib, name))
         assert signature.return_annotation is not inspect.Signature.empty, name
         for parameter in signature.parameters.values():
