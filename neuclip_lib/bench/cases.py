@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -93,7 +94,8 @@ def prototype_ratios(rounds: int) -> list[dict[str, Any]]:
 
 def _updating(e1: Tensor, e2: Tensor, m: int, updates: int) -> Callable[[], object]:
     """The inner updates alone: the filling is done before the clock starts."""
-    npn = PrototypeNormalizer(e1.shape[1], len(e1), PrototypeOptions(m=m, updates=0, restart_every=0))
+    options = PrototypeOptions(m=m, updates=0, restart_every=0)
+    npn = PrototypeNormalizer(e1.shape[1], len(e1), options)
     batch = GlobalBatch(e1, e2)
     log_g = log_mean_exp_over_negatives(e1, e2, batch, TAU)
     for k in range(math.ceil(m / len(e1))):
@@ -102,11 +104,8 @@ def _updating(e1: Tensor, e2: Tensor, m: int, updates: int) -> Callable[[], obje
         npn.update(other, log_g, TAU)
     e, positive, log_x = torch.stack((e1, e2)), (e1 * e2).sum(1), torch.stack(log_g)
 
-    def call() -> None:
-        for _ in range(updates):
-            npn._descend(e, positive, log_x, TAU)
-
-    return call
+    npn.options = replace(options, updates=updates)
+    return lambda: npn._descend(e, positive, log_x, TAU)
 
 
 def _naive_update(e1: Tensor, e2: Tensor, m: int) -> Callable[[], object]:

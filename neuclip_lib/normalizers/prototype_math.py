@@ -7,6 +7,7 @@ B floats a side each; nothing of size m does.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -87,58 +88,97 @@ class _PrototypeAlpha(torch.autograd.Function):
         return d_e1, d_e2, d_tau, None, None, None, None
 
 
-def prototype_gradient(
-    e: Tensor,
-    positive: Tensor,
-    w_raw: Tensor,
-    log_eps_plus_g: Tensor,
-    tau: Tensor,
-    eps: float,
-    out: Tensor | None = None,
-    ranks: Ranks = ONE,
-    m: int | None = None,
-) -> Tensor:
-    """Gradient of the loss (scaled by tau) in this rank's stored prototypes, in closed form.
+@dataclass
+class Room:
+    """Memory that updates use again and again: on a CPU fresh memory costs more than what is written into it.
 
-        dL/dW_j = (I - w_j w_j^T)/|W_j| * 1/(2B) sum_i r_i q_ij e_i,     r_i = 1 - exp(-alpha_i)(eps + g_i)
+    Args:
+        logits: ``[2, B, m/W]``.
+        unit: ``[2, m/W, d]``, the prototypes as unit rows.
+        gradient: ``[2, m/W, d]``; what :meth:`Updates.gradient` returns lies here.
+    """
+
+    logits: Tensor
+    unit: Tensor
+    gradient: Tensor
+
+    @staticmethod
+    def like(e: Tensor, own: int) -> Room:
+        """For anchors ``e [2, B, d]`` and ``own`` prototypes of this rank."""
+        rows, columns = (2, own, e.shape[2]), (2, e.shape[1], own)
+        return Room(e.new_empty(columns), e.new_empty(rows), e.new_empty(rows))
+
+    def fits(self, e: Tensor, own: int) -> bool:
+        """Whether it is for these sizes."""
+        return self.logits.shape == (2, e.shape[1], own) and self.unit.shape[2] == e.shape[2]
+
+
+class Updates:
+    """The updates of the prototypes on one batch: what they have in common is made once.
 
     Args:
         e: anchors of both sides ``[2, B, d]``.
         positive: ``s_ii`` ``[B]``.
-        w_raw: stored prototypes of this rank ``[2, m/W, d]``, not normalised.
-        log_eps_plus_g: ``[2, B]``; constant over the updates on one batch.
+        log_eps_plus_g: ``[2, B]``; constant over the updates.
         tau: temperature: a scalar, or ``[2, B]``.
         eps: constant inside the logarithm.
-        out: buffer ``[2, B, m/W]`` for the logits.
-        ranks: over which the prototypes are spread: two exchanges of 2B floats.
-        m: prototypes of all ranks together; those of ``w_raw`` if not given.
-
-    Returns:
-        ``[2, m/W, d]``, whole: nothing is left to be averaged over ranks.
+        m: prototypes of all ranks together.
+        room: memory for the temporaries.
+        ranks: over which the prototypes are spread: two exchanges of 2B floats an update.
     """
-    m = m or w_raw.shape[1]
-    length = torch.linalg.vector_norm(w_raw, dim=2, keepdim=True)
-    w = w_raw / length
-    wide = tau[..., None]
-    x = torch.bmm(e / wide, w.transpose(1, 2), out=out) if out is not None else torch.bmm(e / wide, w.transpose(1, 2))
-    # The B x m matrix sees only a maximum, an exponential and a sum; everything else acts on its rows.
-    top = ranks.max(x.amax(2, keepdim=True))
-    share = x.sub_(top).exp_()
-    top = top - (positive / tau + math.log(m))[..., None]
-    log_mean = ranks.sum(share.sum(2, keepdim=True)).log_().add_(top)
-    alpha = torch.logaddexp(log_mean, log_mean.new_full((), log_or_minus_infinity(eps)))
-    r = torch.expm1(_bounded(log_eps_plus_g[:, :, None] - alpha, wide)).neg_()
-    row = torch.exp(top - alpha).mul_(r).div_(2 * e.shape[1])
-    g = torch.bmm(share.transpose(1, 2), e * row)
-    return g.sub_((g * w).sum(2, keepdim=True) * w).div_(length)
+
+    def __init__(
+        self,
+        e: Tensor,
+        positive: Tensor,
+        log_eps_plus_g: Tensor,
+        tau: Tensor,
+        eps: float,
+        m: int,
+        room: Room,
+        ranks: Ranks = ONE,
+    ) -> None:
+        self.room, self.ranks = room, ranks
+        wide, format = tau[..., None], torch.finfo(e.dtype)
+        self.scaled, self.front = e / wide, e / (-2 * e.shape[1])  # [2, B, d]
+        self.shift = (positive / tau + math.log(m))[..., None]  # [B, 1] or [2, B, 1]
+        self.log_x = log_eps_plus_g[:, :, None]
+        self.log_eps = e.new_full((), log_or_minus_infinity(eps))
+        # A gap log(eps + g) - alpha within the rounding of s/tau is none: AdaGrad would turn its sign into full steps.
+        # Above a third of the format's range (29 in float32; a weight of 1e12) AdaGrad's squares overflow and the
+        # column would never move again.
+        self.least, self.most = 8 * format.eps / wide, math.log(format.max) / 3
+
+    def gradient(self, w_raw: Tensor) -> Tensor:
+        """Gradient of the loss (scaled by tau) in this rank's stored prototypes, in closed form.
+
+            dL/dW_j = (I - w_j w_j^T)/|W_j| * 1/(2B) sum_i r_i q_ij e_i,     r_i = 1 - exp(-alpha_i)(eps + g_i)
+
+        Args:
+            w_raw: stored prototypes of this rank ``[2, m/W, d]``, not normalised.
+
+        Returns:
+            ``[2, m/W, d]``, whole (nothing is left to be averaged over ranks), valid until the next call.
+        """
+        length = torch.linalg.vector_norm(w_raw, dim=2, keepdim=True)
+        w = torch.div(w_raw, length, out=self.room.unit)
+        x = torch.bmm(self.scaled, w.transpose(1, 2), out=self.room.logits)
+        # The B x m matrix sees only a maximum, an exponential and a sum; everything else acts on its rows.
+        top = self.ranks.max(x.amax(2, keepdim=True))
+        share = x.sub_(top).exp_()
+        top = top - self.shift
+        log_mean = self.ranks.sum(share.sum(2, keepdim=True)).log_().add_(top)
+        alpha = torch.logaddexp(log_mean, self.log_eps)
+        gap = (self.log_x - alpha).clamp_(max=self.most)
+        minus_r = gap.mul_(gap.abs() > self.least).expm1_()
+        row = top.sub_(alpha).exp_().mul_(minus_r)
+        g = torch.bmm(share.transpose(1, 2), self.front * row, out=self.room.gradient)
+        return g.addcmul_((g * w).sum(2, keepdim=True), w, value=-1).div_(length)
 
 
-def _bounded(gap: Tensor, tau: Tensor) -> Tensor:
-    """``log(eps + g) - alpha`` without what the number format cannot carry.
-
-    A gap within the rounding of ``s/tau`` is none: AdaGrad would turn its sign into full steps. Above a third of the
-    format's range (29 in float32; a weight of 1e12) AdaGrad's squares overflow and the column would never move again.
-    """
-    format = torch.finfo(gap.dtype)
-    gap = gap.clamp_(max=math.log(format.max) / 3)
-    return gap.mul_(gap.abs() > 8 * format.eps / tau)
+def prototype_gradient(
+    e: Tensor, positive: Tensor, w_raw: Tensor, log_eps_plus_g: Tensor, tau: Tensor, eps: float
+) -> Tensor:
+    """One gradient on one process; arguments as in :class:`Updates`, ``w_raw`` as in :meth:`Updates.gradient`."""
+    m = w_raw.shape[1]
+    return Updates(e, positive, log_eps_plus_g, tau, eps, m, Room.like(e, m)).gradient(w_raw)

@@ -20,9 +20,10 @@ from torch import Tensor
 from neuclip_lib.contrast import GlobalBatch, Sides
 from neuclip_lib.normalizers.base import Normalizer
 from neuclip_lib.normalizers.prototype_math import (
+    Room,
+    Updates,
     log_or_minus_infinity,
     prototype_alpha,
-    prototype_gradient,
     stack_sides,
 )
 from neuclip_lib.ranks import ONE, Ranks
@@ -120,7 +121,7 @@ class PrototypeNormalizer(Normalizer):
         )
         self.queue = torch.zeros(2, max(options.m, batch_size), dim, device=device, dtype=dtype)
         self.queue_next = self.queue_held = self.active = self.step = 0
-        self._buffer: Tensor | None = None
+        self._room: Room | None = None
 
     @property
     def prototypes(self) -> Tensor:
@@ -143,8 +144,7 @@ class PrototypeNormalizer(Normalizer):
             self._fill(e)
         log_x = torch.stack(batch.whole(log_g))
         log_x = torch.logaddexp(log_x, log_x.new_full((), log_or_minus_infinity(self.eps)))
-        for _ in range(self.options.updates):
-            self._descend(e, positive, log_x, tau)
+        self._descend(e, positive, log_x, tau)
         self.step += 1
 
     def __call__(self, e1: Tensor, e2: Tensor, log_g: Sides, batch: GlobalBatch, tau: Tensor) -> Sides:
@@ -269,14 +269,13 @@ class PrototypeNormalizer(Normalizer):
         self.active += more
 
     def _descend(self, e: Tensor, positive: Tensor, log_x: Tensor, tau: Tensor) -> None:
+        """``updates`` AdaGrad steps on one batch."""
         own = self._own(self.active)
-        shape = (2, e.shape[1], own)
-        if self._buffer is None or self._buffer.shape != shape:
-            self._buffer = e.new_empty(shape)
-        gradient = prototype_gradient(
-            e, positive, self.w[:, :own], log_x, tau, self.eps, self._buffer, self.ranks, self.active
-        )
-        if own < self.w.shape[1]:
-            gradient = torch.nn.functional.pad(gradient, (0, 0, 0, self.w.shape[1] - own))
-        self.w.grad = gradient
-        self.adagrad.step()
+        if self._room is None or not self._room.fits(e, own):
+            self._room = Room.like(e, own)
+        updates = Updates(e, positive, log_x, tau, self.eps, self.active, self._room, self.ranks)
+        idle = self.w.shape[1] - own
+        for _ in range(self.options.updates):
+            gradient = updates.gradient(self.w[:, :own])
+            self.w.grad = torch.nn.functional.pad(gradient, (0, 0, 0, idle)) if idle else gradient
+            self.adagrad.step()
