@@ -24,7 +24,7 @@ help:
 
 setup: $(STAMP) ## the virtual environment alone
 
-run: $(STAMP) ## train openclip, gcl-batch and neuclip on icons, evaluate, lesson 0, one table (about 3 minutes on 2 idle cores)
+run: $(STAMP) ## train openclip, gcl-batch and neuclip on icons, evaluate, lesson 0, one table (3 to 5 minutes on 2 idle cores)
 	$(BIN)/python -m neuclip_lib run $(ARGS)
 
 test: $(STAMP) ## all tests, two files at a time
