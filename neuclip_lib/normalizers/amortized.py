@@ -187,6 +187,9 @@ class AmortizedNormalizer(Normalizer):
                 "AmorLIP's networks have learned nothing yet: call update with a batch before asking for alpha"
             )
         own_tau = batch.own_tau(tau)
+        if tau.ndim:
+            # A temperature of an anchor has one owner: its gradient is summed over ranks, while theirs are averaged.
+            own_tau = own_tau.detach() + (own_tau - own_tau.detach()) / batch.ranks.size
         with torch.no_grad():
             e = torch.stack((e1, e2)).to(self.weights)
             if self.options.target == "combined":

@@ -93,8 +93,8 @@ def fit_loss(gap: Tensor, kind: FitLoss) -> Tensor:
     """What the networks minimise, as a function of ``gap = log target - log lambda`` ``[2, b]``; zero at no gap.
 
     ``log`` is the mean square. The two divergences are those between ``p_j = exp(s_ij/tau)/target`` and
-    ``q_j = exp(s_ij/tau)/lambda`` with their masses, which reduces them to functions of ``u = gap``, plus a tenth of
-    the mean square:
+    ``q_j = exp(s_ij/tau)/lambda`` with their masses, p's being 1 (the target is Z), which reduces them to functions
+    of ``u = gap``; for a combined target the same functions are used. A tenth of the mean square is added:
 
         kl   sum_j p log(p/q) - p + q             = exp(u) - u - 1
         js   1/2 [kl(p, (p+q)/2) + kl(q, (p+q)/2)] = 1/2 [exp(u) (log 2 - log(1+exp(-u))) + log 2 - log(1+exp(u))]

@@ -318,3 +318,23 @@ def test_names_and_the_error_for_an_unknown_one():
     assert method_names() == names.split()
     with pytest.raises(ValueError, match="did you mean 'neuclip'"):
         get_method("neuklip")
+
+
+@pytest.mark.parametrize("name", ["amorlip", "neuclip", "openclip"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_temperature_per_anchor_has_its_exact_gradient_on_its_owner(name, size, on_ranks):
+    """Whatever alpha does with tau: summed over ranks the gradient is that of one process."""
+    e1, e2 = (e.detach() for e in draw(8, 5, seed=3))
+
+    def gradient(ranks):
+        taus = (0.1 + 0.2 * torch.rand(2, 8, dtype=F64, generator=torch.Generator().manual_seed(1))).requires_grad_()
+        method = get_method(name).build(
+            Settings(dim=5, batch_size=8, prototypes=PrototypeOptions(m=9, updates=2), dtype=F64, ranks=ranks)
+        )
+        rows = slice(ranks.rank * 8 // ranks.size, (ranks.rank + 1) * 8 // ranks.size)
+        batch = GlobalBatch(e1, e2, ranks=ranks, rows=rows)
+        own = e1[rows].clone().requires_grad_(), e2[rows].clone().requires_grad_()
+        return torch.autograd.grad(method.loss(*own, batch, taus).loss, taus)[0]
+
+    alone = on_ranks(1, gradient)[0]
+    assert (sum(on_ranks(size, gradient)) - alone).abs().max() <= 1e-12 * alone.abs().max()

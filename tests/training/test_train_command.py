@@ -87,7 +87,7 @@ def test_every_option_can_be_set_by_name() -> None:
         "amortized.every": "4",
         "amortized.pos-coef": "0.5",
         "amortized.bias": "0.25",
-        "amortized.average": "0.5",
+        "amortized.average": "0.25",
         "amortized.average-every": "3",
         "amortized.prior-weight": "0.5",
         "amortized.prior-epochs": "9",
