@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from neuclip_lib.block_sums import Shares, exponentials, log_sum, moment
 from neuclip_lib.ranks import ONE, Ranks
 
 Sides = tuple[Tensor, Tensor]
@@ -48,8 +49,8 @@ class GlobalBatch:
         e1: image embeddings, unit rows ``[B, d]``.
         e2: text embeddings, unit rows ``[B, d]``.
         index: stable sample index of each pair ``[B]``, for normalizers that keep state per sample.
-        keep_similarities: hold the similarities of this rank's anchors so that they are computed once a step; without
-            it they are recomputed block by block and memory stays linear in B.
+        keep_similarities: hold what is made of the similarities of this rank's anchors (two matrices of b x B) so that
+            they are computed once a step; without it they are recomputed block by block and memory is linear in B.
         ranks: the processes that share the batch.
         rows: this rank's anchors, ``b`` of the B; all of them if not given.
 
@@ -64,6 +65,7 @@ class GlobalBatch:
     ranks: Ranks = ONE
     rows: slice = field(default_factory=lambda: slice(None))
     _kept: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _shares: Shares | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.e1.ndim != 2 or self.e1.shape != self.e2.shape:
@@ -172,49 +174,30 @@ class _LogMeanExp(torch.autograd.Function):
     def backward(ctx: Any, slope1: Tensor, slope2: Tensor) -> tuple[Tensor | None, ...]:
         tau, log_g1, log_g2 = ctx.saved_tensors
         # d log_g1_i / d s_ij = softmax over negatives / tau: the weights exp(d_ij - log_g1_i)/(B-1) of the mean.
-        log_g, weights = (log_g1, log_g2), (-log_g1, -log_g2)
-        gradients = gradients_of_weighted_differences(ctx.batch, tau, weights, log_g, (slope1, slope2))
+        gradients = gradients_of_weighted_differences(ctx.batch, tau, (-log_g1, -log_g2), (slope1, slope2))
         return (*gradients, None)
 
 
 def _log_sums(batch: GlobalBatch, tau: Tensor) -> Tensor:
     """Log of the sums over negatives of this rank's anchors ``[2, b]``; none crosses ranks."""
-    inverse = (1 / tau).expand(2, batch.size).contiguous()
-    room = _room(batch)
+    every = list(block_rows(batch.own_size, batch.size, batch.e1.device))
+    if batch.is_whole and batch.keep_similarities and tau.ndim == 0 and not tau.is_inference():
+        batch._shares = Shares(batch.e1, batch.e2, tau, every)
+        return batch._shares.log_sums
+    inverse, room = (1 / tau).expand(2, batch.size).contiguous(), batch.e1.new_empty(every[0].stop, batch.size)
     if not batch.is_whole:
         own = inverse[:, batch.rows, None]
-        sides = ([_log_sum(s, own[side, rows], 1, room) for rows, s in batch.blocks(side)] for side in (0, 1))
+        sides = ([log_sum(s, own[side, rows], 1, room) for rows, s in batch.blocks(side)] for side in (0, 1))
         return torch.stack([torch.cat(side) for side in sides])
     of_rows, of_columns = [], []
     for rows, s in batch.blocks(0):  # both sides from one pass
-        of_rows.append(_log_sum(s, inverse[0, rows, None], 1, room))
-        of_columns.append(_log_sum(s, inverse[1], 0, room))
+        of_rows.append(log_sum(s, inverse[0, rows, None], 1, room))
+        of_columns.append(log_sum(s, inverse[1], 0, room))
     return torch.stack((torch.cat(of_rows), torch.stack(of_columns).logsumexp(0)))
 
 
-def _log_sum(s: Tensor, inverse: Tensor, dim: int, room: Tensor) -> Tensor:
-    """``log sum exp(s inverse)`` along one dimension of a block."""
-    top = s.amax(dim, keepdim=inverse.ndim == 2).mul_(inverse)
-    top.masked_fill_(top == -math.inf, 0)  # in a block of one row the positive's column holds no negative
-    return _exp(s, inverse, -top, room[0]).sum(dim).log_().add_(top.flatten())
-
-
-def _exp(s: Tensor, inverse: Tensor, shift: Tensor, out: Tensor) -> Tensor:
-    """``exp(s inverse + shift)`` in ``out``; of both there is one number a row, ``[rows, 1]``, or a column, ``[B]``."""
-    out = out[: len(s)]
-    # One operator with two numbers a row would leave the vector units of a CPU idle.
-    x = torch.addcmul(shift, s, inverse, out=out) if inverse.ndim == 1 else torch.mul(s, inverse, out=out).add_(shift)
-    return x.exp_()
-
-
-def _room(batch: GlobalBatch) -> Tensor:
-    """Memory for two temporaries of a block, used again and again: cold memory costs more than an exponential."""
-    height = next(block_rows(batch.own_size, batch.size, batch.e1.device)).stop
-    return batch.e1.new_empty(2, height, batch.size)
-
-
 def gradients_of_weighted_differences(
-    batch: GlobalBatch, tau: Tensor, log_weights: Sides, log_g: Sides, slopes: Sides | None = None
+    batch: GlobalBatch, tau: Tensor, log_weights: Sides, slopes: Sides | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of ``F = sum_i slope1_i w1_i g1_i + slope2_i w2_i g2_i`` with the weights ``w`` held constant.
 
@@ -222,7 +205,7 @@ def gradients_of_weighted_differences(
     ``P1_ij = w1_i exp((s_ij - s_ii)/tau)/(B-1)``, ``P2_ij`` the same for text anchor j, and zero diagonals,
 
         dE1 = [ (P1 + P2) E2 - D * E2 ] / tau,    dE2 = [ (P1 + P2)^T E1 - D * E1 ] / tau,
-        D_i = sum_j P1_ij + sum_j P2_ji = w1_i g1_i + w2_i g2_i,          dtau = -<E1, dE1> / tau.
+        D_i = sum_j P1_ij + sum_j P2_ji,          dtau = -<E1, dE1> / tau.
 
     A temperature per anchor stands inside P in place of the common divisor.
 
@@ -230,64 +213,69 @@ def gradients_of_weighted_differences(
         batch: the global batch.
         tau: temperature: a scalar, or ``[2, B]``.
         log_weights: ``log w`` of this rank's anchors, each ``[b]``; kept in logs because ``exp(d)`` alone overflows.
-        log_g: of this rank's anchors at this temperature, each ``[b]``.
         slopes: factors of both sides, each ``[b]`` and of any sign; ones if not given.
 
     Returns:
         ``dE1 [b, d], dE2 [b, d]``: this rank's rows of the gradient of the sum over all anchors, as the other ranks'
-        weights travel (2b floats). ``dtau``: over this rank's anchors alone, the column part's temperature being a
-        constant; it is ``[]``, or ``[2, B]`` with zeros for the other ranks' anchors. Two products of B x B x d on one
-        process, four of b x B x d with the similarities on several.
+        weights travel (2b floats). ``dtau``: ``[2, B]``, of this rank's anchors, zero for the others'; or ``[]``, a
+        share whose sum over ranks is the derivative (each rank's own is not that of its anchors). Two products of
+        B x B x d on one process, four of b x B x d with the similarities on several.
     """
     inverse = (1 / tau).expand(2, batch.size).contiguous()
-    log_w = torch.stack(batch.whole(log_weights)) + inverse.log()  # [2, B]
-    log_p = log_w - batch.positives * inverse - math.log(batch.size - 1)  # added to s/tau inside P
+    shift = batch.positives * inverse + math.log(batch.size - 1)
+    # [2, B], added to s/tau inside P; the divisor tau stands inside too, where each anchor may have its own.
+    log_p = torch.stack(batch.whole(log_weights)) - shift + inverse.log()
     factors = None if slopes is None else torch.stack(batch.whole(slopes))
-    sums = torch.exp(log_w[:, batch.rows] + torch.stack(log_g))  # [2, b], of P1 and of P2
-    if factors is not None:
-        sums.mul_(factors[:, batch.rows])
-    d1, d2, moments = _products(batch, log_p, inverse, factors, sums, tau.ndim > 0)
+    d1, d2, of_anchors = _products(batch, log_p, inverse, factors, tau)
     if tau.ndim == 0:
         # Over all ranks each anchor counts once a side; a rank's own share of this sum is another, the mean is not.
         return d1, d2, -(batch.own(batch.e1) * d1).sum() / tau
     d_tau = torch.zeros_like(tau)
+    sums, moments = of_anchors
     d_tau[:, batch.rows] = (sums * batch.own(batch.positives) - moments) / batch.own_tau(tau)
     return d1, d2, d_tau
 
 
 def _products(
-    batch: GlobalBatch, log_p: Tensor, inverse: Tensor, factors: Tensor | None, sums: Tensor, moments_too: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """``dE1``, ``dE2`` ``[b, d]``, and of the own anchors the sums of ``P s`` ``[2, b]``, if they are wanted.
+    batch: GlobalBatch, log_p: Tensor, inverse: Tensor, factors: Tensor | None, tau: Tensor
+) -> tuple[Tensor, Tensor, Sides]:
+    """``dE1``, ``dE2`` ``[b, d]``; of the own anchors the sums of P and of P s ``[2, b]``, where each has its own tau.
 
-    On one process the same weights serve the rows of one side and the columns of the other. On several there are two
-    rectangles: own anchors against everything, weighted as anchors and, by the others' weights, as negatives.
+    D is made of the very weights that stand in the product: embeddings of an untrained model nearly coincide, and the
+    two parts cancel.
     """
     d = torch.zeros_like(batch.own(batch.e1)), torch.zeros_like(batch.own(batch.e2))
-    moments = torch.zeros_like(sums)
-    room, drop = _room(batch), -(sums[0] + sums[1])
+    sums, moments = (d[0].new_zeros(2, batch.own_size) for _ in range(2))
+    if batch._shares is not None and batch._shares.are_for(tau):
+        for rows, m in batch._shares.weights(log_p, factors):
+            torch.mm(m, batch.e2, out=d[0][rows])
+            d[1].addmm_(m.T, batch.e1[rows])
+        return *d, (sums, moments)
+    height = next(block_rows(batch.own_size, batch.size, batch.e1.device)).stop
+    room = batch.e1.new_empty(2, height, batch.size)  # used again and again: cold memory costs more than an exponential
 
-    def weights(s: Tensor, side: int, rows: slice | tuple[slice, None], out: Tensor) -> Tensor:
-        p = _exp(s, inverse[side][rows], log_p[side][rows], out)
+    def part(s: Tensor, side: int, rows: slice | tuple[slice, None], out: Tensor) -> Tensor:
+        p = exponentials(s, inverse[side][rows], log_p[side][rows], out)
         return p if factors is None else p.mul_(factors[side][rows])
 
+    # On one process the same weights serve the rows of one side and the columns of the other. On several there are two
+    # rectangles: own anchors against everything, weighted as anchors and, by the others' weights, as negatives.
     for side in (0,) if batch.is_whole else (0, 1):
-        far, others = 1 - side, (batch.e2, batch.e1)[side]
+        far = 1 - side
         for rows, s in batch.blocks(side):
             own = slice(batch.rows.start + rows.start, batch.rows.start + rows.stop)
-            p, q = weights(s, side, (own, None), room[0]), weights(s, far, slice(None), room[1])
-            if moments_too:
-                moments[side, rows] = _moment(p, s, 1)
-                if batch.is_whole:
-                    moments[far] += _moment(q, s, 0)
+            p, q = part(s, side, (own, None), room[0]), part(s, far, slice(None), room[1])
+            sums[side, rows] = p.sum(1)
+            if tau.ndim:
+                moments[side, rows] = moment(p, s, 1)
+            if batch.is_whole:
+                sums[far] += q.sum(0)
+                moments[far] += moment(q, s, 0) if tau.ndim else 0
             m = p.add_(q)
-            m.diagonal(own.start).copy_(drop[rows])  # the positives' part, D
-            torch.mm(m, others, out=d[side][rows])
+            torch.mm(m, (batch.e2, batch.e1)[side], out=d[side][rows])
             if batch.is_whole:
                 d[far].addmm_(m.T, batch.e1[rows])
-    return *d, moments
-
-
-def _moment(p: Tensor, s: Tensor, dim: int) -> Tensor:
-    """Sum of p s; where s is minus infinity, p is 0."""
-    return (p * s.clamp_min(torch.finfo(s.dtype).min)).sum(dim)
+    drop = (sums[0] + sums[1])[:, None]
+    d[0].addcmul_(drop, batch.own(batch.e2), value=-1)
+    d[1].addcmul_(drop, batch.own(batch.e1), value=-1)
+    return *d, (sums, moments)

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "neuclip_lib"
 LAYERS = [  # low to high; a part is a module or a folder directly under neuclip_lib
-    {"files", "home", "progress", "devices", "ranks"},
+    {"files", "home", "progress", "devices", "ranks", "block_sums"},
     {"contrast", "conjugate", "tables"},
     {"losses", "normalizers", "temperature", "per_sample_temperature", "rho"},
     {"methods", "parts", "models", "data"},

@@ -170,7 +170,7 @@ class _GlobalContrastive(torch.autograd.Function):
             # The gradients are made here, while the similarities are at hand; backward only scales them.
             weights = log_weights((alpha1, alpha2), log_x, batch_part)
             alpha = torch.stack((alpha1, alpha2))
-            *d_e, d_tau = _encoders_and_tau(batch, tau, objective, weights, log_g, h, alpha)
+            *d_e, d_tau = _encoders_and_tau(batch, tau, objective, weights, h, alpha)
             d_alpha = sigma * torch.stack((residual(alpha1, log_x[0]), residual(alpha2, log_x[1])))
             ctx.save_for_backward(*d_e, *d_alpha.mul_(_front(batch)), d_tau)
         return (sigma * h).sum() * _front(batch) + objective.rho * own_tau.mean()
@@ -188,7 +188,7 @@ def _front(batch: GlobalBatch) -> float:
 
 
 def _encoders_and_tau(
-    batch: GlobalBatch, tau: Tensor, objective: Objective, weights: Sides, log_g: Sides, h: Tensor, alpha: Tensor
+    batch: GlobalBatch, tau: Tensor, objective: Objective, weights: Sides, h: Tensor, alpha: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients in e1, e2 and tau with alpha held; ``h`` and ``alpha`` are ``[2, b]``."""
     rule, own_tau = objective.tau_rule, batch.own_tau(tau)
@@ -197,7 +197,7 @@ def _encoders_and_tau(
     # The factor stands inside the weights: it may be the anchor's own, and nothing of size B x d is scaled afterwards.
     log_factor = (in_encoders * _front(batch)).log().expand(2, batch.own_size)
     weights = (weights[0] + log_factor[0], weights[1] + log_factor[1])
-    d_e1, d_e2, middle = gradients_of_weighted_differences(batch, tau, weights, log_g)
+    d_e1, d_e2, middle = gradients_of_weighted_differences(batch, tau, weights)
     head = torch.zeros_like(h)
     if objective.factor == "tau":
         head = h if rule.head == "h" else alpha

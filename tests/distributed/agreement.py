@@ -39,7 +39,8 @@ def variants() -> dict[str, tuple[str, dict[str, Any]]]:
             for cap in (None, 1.5):
                 options = {"prototypes.detach_alpha": detach, "weight_cap": cap, **found[method][1]}
                 found[f"{method} detach={detach} cap={cap}"] = (method, options)
-    found["neuclip m=30"] = ("neuclip", {"m": 30, **found["neuclip"][1]})
+    # In its first step the prototypes are the batch itself and their gradient is 1e-11: more noise to keep from steps.
+    found["neuclip m=30"] = ("neuclip", {"m": 30, "adagrad_eps": 1e-2, **found["neuclip"][1]})
     decaying = {"batch_share": 0.1, "share_decay_epochs": 3, **found["neuclip-mixed"][1]}
     found["neuclip-mixed decaying"] = ("neuclip-mixed", decaying)
     found["gcl-batch fixed"] = ("gcl-batch", {"temperature.learned": False})
