@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         command = importlib.import_module(f"neuclip_lib.cli.{name}")
         return int(command.main(rest) or 0)
-    except (ValueError, RuntimeError, OSError) as error:
+    except (ValueError, RuntimeError, OSError, OverflowError, MemoryError) as error:
         # An OSError (no space left, no permission) names its file; a traceback would only hide it.
         if os.environ.get("NEUCLIP_TRACEBACK"):
             raise

@@ -222,10 +222,11 @@ METHODS = {
             "none: sum over pairs",
             "arXiv 2303.15343",
             _siglip,
+            has_normalizer=False,
             defaults={"temperature.init": 0.1, "temperature.learned": True},
         ),
-        Method("dhel", "DHEL", "none: same-view negatives", "arXiv 2405.18045", _dhel),
-        Method("kcl", "KCL", "none: kernel energies", "arXiv 2405.18045", _kcl, tau="unused"),
+        Method("dhel", "DHEL", "none: same-view negatives", "arXiv 2405.18045", _dhel, has_normalizer=False),
+        Method("kcl", "KCL", "none: kernel energies", "arXiv 2405.18045", _kcl, tau="unused", has_normalizer=False),
         # FastCLIP-v2 as its published code has it, line by line; published rho and rates were tuned with that.
         #   encoders  1/(2B) sum e^-alpha grad g, without RGCL's factor tau_i               (encoder_without_tau)
         #   tau_i     log u_i + rho + tau_i e^-alpha dg/dtau_i, with log u for h             (head="alpha")

@@ -201,6 +201,7 @@ class Method:
             sample and side, always learned) or ``unused``.
         temperature: makes the temperature.
         needs_index: whether batches must carry a stable sample index.
+        has_normalizer: whether it estimates a log-normalizer, which can then ride along in another method's run.
         defaults: options a preset takes for this method in place of its own, by dotted name.
     """
 
@@ -212,6 +213,7 @@ class Method:
     tau: Literal["free", "fixed", "per sample", "unused"] = "free"
     temperature: Callable[[Settings], AnyTemperature] = one_temperature
     needs_index: bool = False
+    has_normalizer: bool = True
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self, temperature: TemperatureOptions) -> None:

@@ -155,11 +155,15 @@ class PerSampleTemperature:
 
     @torch.no_grad()
     def typical(self) -> Tensor:
-        """The mean of both sides over all n samples, those not visited yet with their start; all ranks must call it.
+        """The mean of both sides over the samples visited so far, the start before that; all ranks must call it.
 
-        It reads the whole table, so it is for records and probes.
+        A sample that is not trained on (another split's) is never visited. It reads the whole table, so it is for
+        records and probes.
         """
-        return self.ranks.sum(self.tau.values.sum()) / (2 * self.n)
+        visited = self.moments.values[2:] > 0
+        taus = torch.where(visited, self.tau.values, torch.zeros_like(self.tau.values)).sum()
+        total, count = self.ranks.sum(torch.stack((taus, visited.sum().to(taus))))
+        return torch.where(count > 0, total / count.clamp_min(1), torch.full_like(total, self.options.init))
 
     def parameters(self) -> list[nn.Parameter]:
         """Nothing for the optimizer: every tau has its own Adam here."""

@@ -70,6 +70,11 @@ class TemperatureOptions:
         """Raise ValueError, naming the value, when an option makes no sense."""
         if not 0 < self.low < self.high:
             raise ValueError(f"temperature bounds must satisfy 0 < low < high, got low={self.low}, high={self.high}")
+        if self.low < 1e-6 or self.high > 1e6:
+            raise ValueError(
+                "temperature bounds must lie in 1e-06..1e+06, beyond which float32 loses every similarity; "
+                f"got low={self.low}, high={self.high}"
+            )
         if not self.low <= self.init <= self.high:
             raise ValueError(
                 f"temperature init={self.init} is outside its bounds [{self.low}, {self.high}]; "

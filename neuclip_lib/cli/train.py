@@ -36,7 +36,12 @@ def main(arguments: list[str]) -> int:
     run = train(config, folder, resume=chosen.resume)
     if not speaks:
         return 0
-    if probes := [row for row in run.metrics("probe") if row.get("loss") is not None]:
+    if probes := run.metrics("probe"):
+        if probes[-1].get("loss") is None:
+            raise RuntimeError(
+                f"the run in {run.folder} has diverged: its loss on the probe set is not a finite number at the end; "
+                "train again in another folder with a smaller optim.lr or optim.clip_norm=1"
+            )
         print(f"probe loss {probes[0]['loss']:.3f} at step {probes[0]['step']}, {probes[-1]['loss']:.3f} at the end")
     print(f"finished: {run.folder}  (measure it: python -m neuclip_lib evaluate {run.folder})")
     return 0

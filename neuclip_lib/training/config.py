@@ -107,6 +107,8 @@ class TrainConfig:
             get_method(method)
         if len(set(self.shadows)) < len(self.shadows) or self.method in self.shadows:
             raise ValueError(f"shadows must be different methods other than {self.method!r} itself, got {self.shadows}")
+        if empty := [name for name in self.shadows if not get_method(name).has_normalizer]:
+            raise ValueError(f"shadows are normalizers that ride along, and {', '.join(empty)} has none; leave it out")
         spec_of(self.data)
         check_model_name(self.model)
         self._check_numbers()

@@ -164,7 +164,7 @@ class Run:
     def _settings(self) -> Settings:
         versions = self.versions()
         data, dim = versions["data"], int(versions["model"]["dim"])
-        samples = Samples(int(data["index_end"]), int(data["pairs"]) // self.config.batch_size)
+        samples = Samples(int(data.get("index_end", data["pairs"])), int(data["pairs"]) // self.config.batch_size)
         return settings_of(self.config, dim, torch.device("cpu"), samples)
 
     def _parts(self, method: str, state: dict[str, Any]) -> Parts:
@@ -195,7 +195,7 @@ def read_versions(folder: Path) -> dict[str, Any]:
         facts = read_json(folder / VERSIONS)
     except RuntimeError as error:
         raise RuntimeError(f"{error}; {advice}") from error
-    shape = {"versions": (), "data": ("content_hash", "index_end", "pairs"), "model": ("dim",)}
+    shape = {"versions": (), "data": ("content_hash", "pairs"), "model": ("dim",)}
     whole = isinstance(facts, dict) and isinstance(facts.get("resumed"), list)
     if not whole or not all(
         isinstance(facts.get(part), dict) and all(key in facts[part] for key in keys) for part, keys in shape.items()

@@ -55,11 +55,12 @@ class Session:
         self.checkpoints = folder / CHECKPOINTS
         self.start = self._newest() if there else None
         model = self._model().to(device)
+        # Built before the folder is marked as this run's: what cannot be built must not block the corrected command.
+        self.trainee = build_trainee(config, model, device, Samples.of(pairs, config.batch_size), ranks)
         if self.is_first and there:
             note_resume(folder, self.start, pairs)
         elif self.is_first:
             write_identity(folder, config, pairs, model)
-        self.trainee = build_trainee(config, model, device, Samples.of(pairs, config.batch_size), ranks)
         self.window = Window(device, ranks)
         self.rows = 0
         if self.start is not None:

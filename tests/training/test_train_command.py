@@ -206,6 +206,26 @@ def test_a_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "seed: 0 in the folder, 5 now" in capsys.readouterr().err
 
 
+def test_what_could_not_be_built_does_not_block_the_corrected_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table that does not fit is refused with advice; following it in the same folder works."""
+    arguments = ["train", *FAST, "--out", str(tmp_path / "run"), "--method"]
+    monkeypatch.setattr("neuclip_lib.tables.free_memory", lambda device: 100)
+    assert main([*arguments, "sogclr"]) == 1
+    assert "more than half of the" in capsys.readouterr().err
+    assert main([*arguments, "neuclip"]) == 0
+
+
+def test_a_run_that_diverges_in_its_last_step_does_not_say_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--optim.lr", "1e30", "--steps", "1", "--error-every", "0", "--optim.warmup", "0", "--method", "kcl"]
+    assert main(["train", *FAST, *arguments, "--out", str(tmp_path / "run")]) == 1
+    said = capsys.readouterr()
+    assert "has diverged" in said.err and "finished" not in said.out
+
+
 def test_it_trains_with_the_required_packages_alone(tmp_path: Path) -> None:
     """The packages of the extras are as good as not installed."""
     script = """
