@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from neuclip_lib.bench.timing import paired_ratios
+from neuclip_lib.bench.exact import memory_rows, operator_rows, state_rows
+from neuclip_lib.bench.steps import efficiency_ratios, step_ratios
+from neuclip_lib.bench.timing import paired_ratios, rows_of
+from neuclip_lib.bench.two_ranks import two_rank_rows
 from neuclip_lib.contrast import GlobalBatch, log_mean_exp_over_negatives
 from neuclip_lib.losses import Objective, global_contrastive_loss
 from neuclip_lib.normalizers import PrototypeNormalizer, PrototypeOptions
@@ -141,34 +144,22 @@ def scaling_ratios(rounds: int) -> list[dict[str, Any]]:
     return rows + _rows("B=256 d=64 T_u=1", by_m, "m=1024", rounds, {"m=4096": 4.2})
 
 
-def state_bytes(rounds: int) -> list[dict[str, Any]]:
-    """Bytes of normalizer state a sample; nothing is timed."""
-    npn = PrototypeNormalizer(8, 8, PrototypeOptions(m=16))
-    per_sample = npn.bytes_for(2_000_000) - npn.bytes_for(1_000_000)
-    return [{"case": "NeuCLIP, bytes a sample", "variant": "ours", "ratio": per_sample, "target": 0, "iqr": [0, 0]}]
-
-
 def _rows(
     case: str, variants: dict[str, Callable[[], object]], reference: str, rounds: int, targets: dict[str, float]
 ) -> list[dict[str, Any]]:
-    return [
-        {
-            "case": case,
-            "variant": f"{name} / {reference}",
-            "ratio": round(ratio.median, 3),
-            "target": targets.get(name),
-            "iqr": [round(ratio.low, 3), round(ratio.high, 3)],
-        }
-        for name, ratio in paired_ratios(variants, reference, rounds).items()
-        if name != reference
-    ]
+    return rows_of(case, paired_ratios(variants, reference, rounds), reference, targets)
 
 
 TABLES: dict[str, Callable[[int], list[dict[str, Any]]]] = {
+    "R1": step_ratios,
     "R2": loss_ratios,
     "R3": prototype_ratios,
-    "R5": state_bytes,
+    "R4": memory_rows,
+    "R5": state_rows,
     "R6": scaling_ratios,
+    "R7": two_rank_rows,
+    "R8": operator_rows,
+    "R9": efficiency_ratios,
 }
 
 

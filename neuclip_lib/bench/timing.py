@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 SHORTEST = 0.02
 """Seconds of inner repeats a measurement takes at least: below that the clock's and the cache's noise shows."""
@@ -27,6 +28,7 @@ def paired_ratios(
     rounds: int = 9,
     seed: int = 0,
     clock: Callable[[], float] = time.thread_time,
+    repeats: int | None = None,
 ) -> dict[str, Ratio]:
     """Time every variant once a round.
 
@@ -36,18 +38,22 @@ def paired_ratios(
         rounds: at least 4; 9 or more for figures that are quoted.
         seed: of the order inside the rounds.
         clock: CPU seconds of this thread by default, which is right for one-thread ratios.
+        repeats: calls in one measurement; as many as take 20 ms if not given. Ranks that time together must give it.
     """
     order = random.Random(seed)
-    repeats = {name: _repeats(call, clock) for name, call in variants.items()}
+    counts = {name: repeats or _repeats(call, clock) for name, call in variants.items()}
+    if repeats:
+        for call in variants.values():
+            call()
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(rounds):
         names = list(variants)
         order.shuffle(names)
         for name in names:
             start = clock()
-            for _ in range(repeats[name]):
+            for _ in range(counts[name]):
                 variants[name]()
-            seconds[name].append((clock() - start) / repeats[name])
+            seconds[name].append((clock() - start) / counts[name])
     result = {}
     for name, own in seconds.items():
         ratios = [a / b for a, b in zip(own, seconds[reference], strict=True)]
@@ -62,3 +68,20 @@ def _repeats(call: Callable[[], object], clock: Callable[[], float]) -> int:
     call()
     once = max(clock() - start, 1e-6)
     return max(1, round(SHORTEST / once))
+
+
+def rows_of(
+    case: str, ratios: Mapping[str, Ratio], reference: str, targets: Mapping[str, float]
+) -> list[dict[str, Any]]:
+    """The rows of a table: one a variant, the reference itself left out."""
+    return [
+        {
+            "case": case,
+            "variant": f"{name} / {reference}",
+            "ratio": round(ratio.median, 3),
+            "target": targets.get(name),
+            "iqr": [round(ratio.low, 3), round(ratio.high, 3)],
+        }
+        for name, ratio in ratios.items()
+        if name != reference
+    ]

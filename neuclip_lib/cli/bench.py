@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+import torch
+
 from neuclip_lib.bench import TABLES, run_tables
 from neuclip_lib.files import write_json
 from neuclip_lib.progress import track
@@ -25,6 +27,9 @@ def main(arguments: list[str]) -> int:
     result = {}
     for name in track(options.tables or list(TABLES), "bench"):
         result.update(run_tables([name], options.rounds))
+    print(f"one thread, CPU {torch.backends.cpu.get_cpu_capability()}, {options.rounds} rounds: median (quartiles)")
+    if not torch.cuda.is_available():
+        print("R1g, the step on a GPU, needs CUDA and is left out")
     for name, rows in result.items():
         print(f"{name}  {TABLES[name].__doc__}")
         for row in rows:

@@ -26,9 +26,11 @@ def test_ratios_are_medians_over_the_rounds_reference():
 def test_command_writes_the_rows_and_refuses_what_it_does_not_know(tmp_path, capsys):
     file = tmp_path / "bench.json"
     assert main(["R5", "--json", str(file)]) == 0
-    assert json.loads(file.read_text())["R5"][0]["ratio"] == 0
-    assert "NeuCLIP, bytes a sample" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="there is no table 'R9'"):
-        main(["R9"])
+    rows = {row["variant"]: row["ratio"] for row in json.loads(file.read_text())["R5"]}
+    assert (rows["neuclip"], rows["fastclip-v3"], rows["fastclip-v2"]) == (0, 8, 32)
+    assert rows["million samples where v3's state is as large"] == pytest.approx(4.19, abs=0.01)
+    assert "bytes a sample" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="there is no table 'R10'"):
+        main(["R10"])
     with pytest.raises(ValueError, match="at least 4"):
         main(["R5", "--rounds", "1"])

@@ -20,7 +20,12 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        self.waits |= {func.overloadpacket.__name__} & WAITS
+        name = func.overloadpacket.__name__
+        self.waits |= {name} & WAITS
+        if name in ("index", "index_put", "index_put_") and any(
+            x is not None and x.dtype == torch.bool for x in args[1]
+        ):
+            self.waits.add("index by mask")  # it counts the mask's ones first
         for x in out if isinstance(out, (tuple, list)) else [out]:
             if isinstance(x, torch.Tensor):
                 self._see(x)
