@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch._inductor.metrics as inductor_metrics
 from torch.nn.functional import normalize
 
 from neuclip_lib.bench.memory import peak_bytes
@@ -53,22 +56,28 @@ def state_rows(rounds: int) -> list[dict[str, Any]]:
     return [*rows, _counted("m=4096 d=512", "million samples where v3's state is as large", round(crossover, 2), None)]
 
 
-def operators_an_update() -> tuple[int, int]:
-    """ATen operators called by one more update of both sides, and how many of them make the host wait."""
-    npn = PrototypeNormalizer(64, 64, PrototypeOptions(m=64, updates=1, restart_every=0))
+def operators_an_update(compiled: bool = False) -> tuple[int, int]:
+    """Operators and fused kernels of one more update of both sides, and how many of them make the host wait.
+
+    Raises:
+        torch._inductor.exc.InductorError: when it should be compiled and there is no C++ compiler.
+    """
+    before = inductor_metrics.generated_kernel_count
+    npn = PrototypeNormalizer(64, 64, PrototypeOptions(m=64, updates=1, restart_every=0, compiled=compiled))
     e = normalize(torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(0)), dim=2)
     batch = GlobalBatch(e[0], e[1])
     log_g = log_mean_exp_over_negatives(e[0], e[1], batch, TAU)
     counts, waits = [], 0
     for updates in (1, 2):
-        npn.options = PrototypeOptions(m=64, updates=updates, restart_every=0)
+        npn.options = replace(npn.options, updates=updates)
         npn.update(batch, log_g, TAU)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             npn.update(batch, log_g, TAU)
         names = [event.name for event in profile.events() if event.name.startswith("aten::") and _is_called(event)]
         counts.append(len(names))
         waits = sum(name in ("aten::item", "aten::_local_scalar_dense", "aten::nonzero") for name in names)
-    return counts[1] - counts[0], waits
+    fused = inductor_metrics.generated_kernel_count - before
+    return counts[1] - counts[0] + fused, waits
 
 
 def _is_called(event: Any) -> bool:
@@ -77,10 +86,14 @@ def _is_called(event: Any) -> bool:
 
 
 def operator_rows(rounds: int) -> list[dict[str, Any]]:
-    """R8: operators of one update of the prototypes, both sides; nothing is timed and nothing compiled."""
+    """R8: operators of one update of the prototypes, both sides, and those that ``torch.compile`` leaves."""
     operators, waits = operators_an_update()
     case = "B=64 d=64 m=64"
-    return [_counted(case, "operators", operators, 68), _counted(case, "waits of the host", waits, 0)]
+    rows = [_counted(case, "operators", operators, 68), _counted(case, "waits of the host", waits, 0)]
+    if shutil.which("g++") is None:
+        print("R8, compiled, needs a C++ compiler and is left out")
+        return rows
+    return [*rows, _counted(case, "operators and fused kernels, compiled", operators_an_update(compiled=True)[0], 20)]
 
 
 def _counted(case: str, variant: str, value: float, target: float | None) -> dict[str, Any]:

@@ -24,7 +24,8 @@ STEPS_AN_EPOCH = 10
 def stepping(method: str, model_name: str, m: int, size: int = SIZE) -> Callable[[], object]:
     """A call that trains one step on random pictures; the prototypes are filled before it is given out."""
     texts = [" ".join(words) for words in itertools.permutations(("red", "green", "blue", "circle", "square"), 3)]
-    config = presets.laptop(method, model=model_name, batch_size=size, m=m, updates=10, restart_every=500)
+    prototypes: dict[str, Any] = {"prototypes.m": m, "prototypes.updates": 10, "prototypes.restart_every": 500}
+    config = presets.laptop(method, model=model_name, batch_size=size, **prototypes)
     model = build_model(model_name, texts, 32, seed=0)
     generator = torch.Generator().manual_seed(0)
     tokens = model.tokenize([texts[k % len(texts)] for k in range(size)])

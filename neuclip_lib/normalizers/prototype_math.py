@@ -6,7 +6,9 @@ B floats a side each; nothing of size m does.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,6 +176,12 @@ class Updates:
         row = top.sub_(alpha).exp_().mul_(minus_r)
         g = torch.bmm(share.transpose(1, 2), self.front * row, out=self.room.gradient)
         return g.addcmul_((g * w).sum(2, keepdim=True), w, value=-1).div_(length)
+
+
+@functools.cache
+def compiled_gradient() -> Callable[[Updates, Tensor], Tensor]:
+    """:meth:`Updates.gradient` as a few fused kernels and two products; made on the first call for each size."""
+    return torch.compile(Updates.gradient, fullgraph=True, dynamic=False)
 
 
 def prototype_gradient(

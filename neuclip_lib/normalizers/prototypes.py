@@ -22,6 +22,7 @@ from neuclip_lib.normalizers.base import Normalizer
 from neuclip_lib.normalizers.prototype_math import (
     Room,
     Updates,
+    compiled_gradient,
     log_or_minus_infinity,
     prototype_alpha,
     stack_sides,
@@ -44,6 +45,8 @@ class PrototypeOptions:
         batch_share: of ``neuclip-mixed``: lambda in ``alpha <- log((1-lambda) exp(alpha) + lambda (eps + g))`` (ours).
         share_decay_epochs: let lambda fall from 1 over so many epochs by a cosine; None holds it (ours).
         detach_alpha: hold alpha constant in the encoder step instead of the unified objective (ours).
+        compiled: let ``torch.compile`` fuse an update into a few kernels once all prototypes are filled. One process;
+            needs a C++ compiler (CPU) or Triton (GPU), takes up to a minute once, and rounds otherwise than eager.
     """
 
     m: int = 4096
@@ -56,6 +59,7 @@ class PrototypeOptions:
     batch_share: float = 0.2
     share_decay_epochs: int | None = None
     detach_alpha: bool = False
+    compiled: bool = False
 
     def check(self) -> None:
         """Raise ValueError, naming the option, when one makes no sense."""
@@ -112,6 +116,8 @@ class PrototypeNormalizer(Normalizer):
         options.check()
         if options.m < ranks.size:
             raise ValueError(f"prototypes.m must be at least the number of processes {ranks.size}, got {options.m}")
+        if options.compiled and ranks.size > 1:
+            raise ValueError(f"prototypes.compiled works in one process, not in {ranks.size}; set it to False")
         self.ranks = ranks
         self.options, self.eps = options, options.eps
         self.generator = torch.Generator().manual_seed(seed)
@@ -275,7 +281,9 @@ class PrototypeNormalizer(Normalizer):
             self._room = Room.like(e, own)
         updates = Updates(e, positive, log_x, tau, self.eps, self.active, self._room, self.ranks)
         idle = self.w.shape[1] - own
+        # Every other size, while the prototypes are being filled, would be compiled anew.
+        gradient_of = compiled_gradient() if self.options.compiled and not idle else Updates.gradient
         for _ in range(self.options.updates):
-            gradient = updates.gradient(self.w[:, :own])
+            gradient = gradient_of(updates, self.w[:, :own])
             self.w.grad = torch.nn.functional.pad(gradient, (0, 0, 0, idle)) if idle else gradient
             self.adagrad.step()

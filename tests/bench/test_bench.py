@@ -3,7 +3,9 @@
 import json
 
 import pytest
+from torch.utils.flop_counter import FlopCounterMode
 
+from neuclip_lib.bench.steps import stepping
 from neuclip_lib.bench.timing import paired_ratios
 from neuclip_lib.cli.bench import main
 
@@ -34,3 +36,14 @@ def test_command_writes_the_rows_and_refuses_what_it_does_not_know(tmp_path, cap
         main(["R10"])
     with pytest.raises(ValueError, match="at least 4"):
         main(["R5", "--rounds", "1"])
+
+
+def test_the_steps_it_times_differ_by_the_products_of_the_prototypes():
+    def flops(method):
+        step = stepping(method, "nano", 16, size=8)
+        with FlopCounterMode(display=False) as counter:
+            step()
+        return counter.get_total_flops()
+
+    # Ten updates of two products a side, and two a side for alpha with its gradient.
+    assert flops("neuclip") - flops("openclip") == (10 * 4 + 4) * 2 * 8 * 16 * 64

@@ -1,5 +1,7 @@
 """What a step costs, counted: waits of the host, products, memory, bytes exchanged. Nothing here is timed."""
 
+import shutil
+
 import pytest
 import torch
 from torch.nn.functional import normalize
@@ -13,6 +15,7 @@ from neuclip_lib.losses import Objective, global_contrastive_loss
 from neuclip_lib.methods import get_method, method_names
 from neuclip_lib.models import build_model
 from neuclip_lib.normalizers import PrototypeNormalizer, PrototypeOptions
+from neuclip_lib.ranks import ONE
 from neuclip_lib.training.build import Samples, build_trainee
 from neuclip_lib.training.feed import Batch
 from neuclip_lib.training.step import Guard, train_step
@@ -67,6 +70,39 @@ def test_an_update_of_the_prototypes_is_few_operators_and_no_wait():
     operators, waits = operators_an_update()
     assert 15 < operators <= 68
     assert waits == 0
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here (apt: g++)")
+def test_a_compiled_update_is_few_kernels_and_the_same_prototypes():
+    operators, waits = operators_an_update(compiled=True)
+    assert 5 < operators <= 20
+    assert waits == 0
+    e1, e2 = (normalize(torch.randn(24, 8, generator=torch.Generator().manual_seed(k), dtype=F64)) for k in (0, 1))
+    batch, tau = GlobalBatch(e1, e2), torch.tensor(0.05, dtype=F64)
+    log_g = log_mean_exp_over_negatives(e1, e2, batch, tau)
+    w = []
+    for compiled in (False, True):
+        options = PrototypeOptions(m=40, updates=3, restart_every=0, compiled=compiled)
+        normalizer = PrototypeNormalizer(8, 24, options, dtype=F64)
+        for _ in range(3):  # the second batch fills the prototypes
+            normalizer.update(batch, log_g, tau)
+        w.append(normalizer.w)
+    assert not torch.equal(w[0], w[1])  # other rounding: it was another code
+    assert torch.linalg.vector_norm(w[0] - w[1]) < 1e-10 * torch.linalg.vector_norm(w[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (PrototypeOptions(m=4, compiled=True), "prototypes.compiled works in one process, not in 2"),
+        (PrototypeOptions(m=1), "at least the number of processes 2, got 1"),
+    ],
+)
+def test_what_several_ranks_cannot_do_is_refused(options, message):
+    ranks = CountingRanks(ONE)
+    ranks.size = 2
+    with pytest.raises(ValueError, match=message):
+        PrototypeNormalizer(8, 4, options, ranks=ranks)
 
 
 @pytest.mark.parametrize(("keep", "most"), [(True, 2.2), (False, 0.5)])
