@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -115,6 +115,16 @@ class Room:
         return self.logits.shape == (2, e.shape[1], own) and self.unit.shape[2] == e.shape[2]
 
 
+class _Block(NamedTuple):
+    """The parts of the anchors' tensors that belong to some rows of some sides."""
+
+    scaled: Tensor
+    logits: Tensor
+    front: Tensor
+    side: slice
+    rows: slice
+
+
 class Updates:
     """The updates of the prototypes on one batch: what they have in common is made once.
 
@@ -150,6 +160,7 @@ class Updates:
         # Above a third of the format's range (29 in float32; a weight of 1e12) AdaGrad's squares overflow and the
         # column would never move again.
         self.least, self.most = 8 * format.eps / wide, math.log(format.max) / 3
+        self.blocks = [_Block(self.scaled[at], room.logits[at], self.front[at], *at) for at in _blocks(room.logits)]
 
     def gradient(self, w_raw: Tensor) -> Tensor:
         """Gradient of the loss (scaled by tau) in this rank's stored prototypes, in closed form.
@@ -164,18 +175,55 @@ class Updates:
         """
         length = torch.linalg.vector_norm(w_raw, dim=2, keepdim=True)
         w = torch.div(w_raw, length, out=self.room.unit)
-        x = torch.bmm(self.scaled, w.transpose(1, 2), out=self.room.logits)
+        columns = w.transpose(1, 2)
+        tops: list[Tensor] = []
+        totals: list[Tensor] = []
         # The B x m matrix sees only a maximum, an exponential and a sum; everything else acts on its rows.
-        top = self.ranks.max(x.amax(2, keepdim=True))
-        share = x.sub_(top).exp_()
-        top = top - self.shift
-        log_mean = self.ranks.sum(share.sum(2, keepdim=True)).log_().add_(top)
+        for block in self.blocks:
+            x = torch.bmm(block.scaled, columns[block.side], out=block.logits)
+            tops.append(x.amax(2, keepdim=True))
+            totals.append(x.sub_(tops[-1]).exp_().sum(2, keepdim=True))
+        top, total = _joined(tops), _joined(totals)
+        own_top = top - self.shift
+        if self.ranks.size > 1:
+            own, top = top, self.ranks.max(top.clone())
+            total.mul_(own.sub_(top).exp_())
+        log_mean = self.ranks.sum(total).log_().add_(top - self.shift)
         alpha = torch.logaddexp(log_mean, self.log_eps)
         gap = (self.log_x - alpha).clamp_(max=self.most)
         minus_r = gap.mul_(gap.abs() > self.least).expm1_()
-        row = top.sub_(alpha).exp_().mul_(minus_r)
-        g = torch.bmm(share.transpose(1, 2), self.front * row, out=self.room.gradient)
+        row = own_top.sub_(alpha).exp_().mul_(minus_r)
+        g = self.room.gradient
+        for block in self.blocks:
+            share, pull = block.logits.transpose(1, 2), block.front * row[block.side, block.rows]
+            if block.rows.start == 0:
+                torch.bmm(share, pull, out=g[block.side])
+            else:
+                g[block.side].baddbmm_(share, pull)
         return g.addcmul_((g * w).sum(2, keepdim=True), w, value=-1).div_(length)
+
+
+CACHE = 2**21
+"""Bytes of the B x m matrix that a CPU works on at a time: about one core's second cache."""
+
+
+def _blocks(logits: Tensor) -> list[tuple[slice, slice]]:
+    """Sides and rows to take together: all at once, or on a CPU as many rows as stay in its cache."""
+    sides, size, m = logits.shape
+    row = m * logits.element_size()
+    if logits.device.type != "cpu" or sides * size * row <= CACHE:
+        return [(slice(0, sides), slice(0, size))]
+    rows = max(64, CACHE // row)
+    return [
+        (slice(side, side + 1), slice(start, min(start + rows, size)))
+        for side in range(sides)
+        for start in range(0, size, rows)
+    ]
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """The rows of :func:`_blocks` one below the other again, as ``[2, B, 1]``."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1).view(2, -1, 1)
 
 
 @functools.cache
