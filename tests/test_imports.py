@@ -25,6 +25,7 @@ LAYERS = [  # low to high; a part is a module or a folder directly under neuclip
     {"theory"},
     {"training", "presets"},
     {"bench", "course"},
+    {"studies"},
     {"cli", "__main__"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
