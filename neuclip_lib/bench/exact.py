@@ -46,13 +46,11 @@ def memory_rows(rounds: int) -> list[dict[str, Any]]:
 
 def state_rows(rounds: int) -> list[dict[str, Any]]:
     """R5: bytes of state a sample, asked of the methods' parts; nothing is timed."""
-    rows = [
-        _counted("bytes a sample", name, bytes_per_sample(method), 0 if name == "neuclip" else None)
-        for name, method in METHODS.items()
-        if method.needs_index or name == "neuclip"
-    ]
+    keeping = {name: bytes_per_sample(method) for name, method in METHODS.items() if method.needs_index}
+    rows = [_counted("bytes a sample", "neuclip", bytes_per_sample(METHODS["neuclip"]), 0)]
+    rows += [_counted("bytes a sample", name, count, None) for name, count in keeping.items()]
     fixed = 2 * 2 * 4 * 512 * 4096  # prototypes and AdaGrad's sums of both sides, float32
-    crossover = fixed / bytes_per_sample(METHODS["fastclip-v3"]) / 1e6
+    crossover = fixed / keeping["fastclip-v3"] / 1e6
     return [*rows, _counted("m=4096 d=512", "million samples where v3's state is as large", round(crossover, 2), None)]
 
 
