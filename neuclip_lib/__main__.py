@@ -11,6 +11,7 @@ COMMANDS = {
     "run": "build icons, train openclip, gcl-batch and neuclip, evaluate, execute lesson 0, print the table",
     "train": "train one method on one data set",
     "evaluate": "measure a finished run: retrieval, zero-shot, normalizer error, geometry",
+    "compare": "train methods in the same settings on the same budget; means, spreads, paired differences",
     "methods": "list the methods: normalizer, temperature, index, bytes per sample, source",
     "data": "list, build or show the data sets",
     "lessons": "build or check the notebooks",

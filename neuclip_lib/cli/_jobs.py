@@ -20,6 +20,8 @@ POLL = 0.2
 """Seconds between two looks at the children."""
 LINES_APART = 10.0
 """Seconds between two lines of progress where nobody watches a terminal."""
+SHOWN = 6
+"""More jobs than that are counted and not listed."""
 GRACE = 60.0
 """Seconds that children get to save their state."""
 
@@ -195,7 +197,14 @@ def describe(jobs: Sequence[Job], slots: int) -> str:
     """The progress of all jobs and the time left, in one line."""
     left = seconds_left(jobs, slots, time.monotonic())
     time_left = "" if left is None else f"; about {_duration(left)} left"
-    return ", ".join(job.status() for job in jobs) + time_left
+    if len(jobs) <= SHOWN:
+        return ", ".join(job.status() for job in jobs) + time_left
+    # Of many, only those that run are named.
+    ended = [job for job in jobs if job.error is not None or job.stage is None]
+    running = [job for job in jobs if job.process is not None]
+    failed = sum(job.error is not None for job in jobs)
+    counts = f"{len(ended)} of {len(jobs)} done" + (f" ({failed} failed)" if failed else "")
+    return ", ".join([counts, *(job.status() for job in running)]) + time_left
 
 
 def seconds_left(jobs: Sequence[Job], slots: int, now: float) -> float | None:

@@ -28,6 +28,7 @@ def read_result(folder: Path) -> Result:
     from neuclip_lib.training import Run
     from neuclip_lib.training.config import to_json
     from neuclip_lib.training.evaluate import evaluation_file
+    from neuclip_lib.training.log import training_seconds
 
     run = Run(folder)
     measured = read_json(evaluation_file(run))
@@ -57,15 +58,6 @@ def _curves(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]
             for row in errors
         ],
     }
-
-
-def training_seconds(rows: Sequence[Mapping[str, Any]], batch_size: int) -> float:
-    """Seconds of the steps themselves, without measuring and saving; stays right over resumed runs."""
-    before, seconds = 0, 0.0
-    for row in rows:
-        seconds += (row["step"] - before) * batch_size / row["samples_per_second"]
-        before = row["step"]
-    return round(seconds, 1)
 
 
 def rows_of(results: Sequence[Result]) -> list[tuple[str, ...]]:

@@ -155,10 +155,10 @@ def job_of(plan: Plan, out: Path) -> Job | None:
     train += ["--shadows", *config.shadows] if config.shadows else []
     stages = [] if plan.trained else [Stage("training", train)]
     stages.append(Stage("evaluating", ["evaluate", str(plan.folder)], EVALUATE_SECONDS))
-    return Job(plan.method, stages, out / f"{plan.method}.log", config.steps, _steps_of(plan.folder))
+    return Job(plan.method, stages, out / f"{plan.method}.log", config.steps, steps_of(plan.folder))
 
 
-def _steps_of(folder: Path) -> Callable[[], int]:
+def steps_of(folder: Path) -> Callable[[], int]:
     """Reads how many steps a run has recorded."""
     from neuclip_lib.training.log import METRICS, read_rows
 

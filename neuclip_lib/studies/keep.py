@@ -62,7 +62,7 @@ def open_study(folder: Path, command: str, config: Any, seeds: Sequence[int]) ->
         folder: ``results/STUDY``; its parent must be writable.
         command: what measures it, for a reader who wants to do it again.
         config: all that decides the figures, as JSON values.
-        seeds: of its parts.
+        seeds: of its parts; a later call may add some.
 
     Raises:
         RuntimeError: when the folder holds a study of another configuration.
@@ -70,10 +70,13 @@ def open_study(folder: Path, command: str, config: Any, seeds: Sequence[int]) ->
     kept = Kept(folder)
     wanted = config_sha256(config)
     if (folder / ABOUT).is_file():
-        if kept.about()["config_sha256"] != wanted:
+        about = kept.about()
+        if about["config_sha256"] != wanted:
             raise RuntimeError(
                 f"{folder} holds a study of another configuration; move it away, or give another folder with --out"
             )
+        if new := set(seeds) - set(about["seeds"]):
+            write_json(folder / ABOUT, {**about, "seeds": sorted(new | set(about["seeds"]))})
         return kept
     write_json(
         ensure_writable(folder) / ABOUT,

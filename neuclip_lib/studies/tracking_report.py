@@ -103,7 +103,9 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _by_setting(found: Found, cell: Callable[[Setting, str], str]) -> list[str]:
-    head = ["estimator", *(f"n {n}, B {size}" for n, size in found.settings)]
+    steps = found.parts[found.settings[0]][0]["curve"][-1]["step"]
+    # How often a sample came up is what a moving average lives on.
+    head = ["estimator", *(f"n {n}, B {size} ({steps * size / n:.1f} passes)" for n, size in found.settings)]
     return markdown(head, [[title(k), *(cell(setting, k) for setting in found.settings)] for k in found.estimators])
 
 

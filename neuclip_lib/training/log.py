@@ -22,7 +22,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +152,12 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def training_seconds(rows: Sequence[Mapping[str, Any]], batch_size: int) -> float:
+    """Seconds of the steps themselves, without measuring and saving; stays right over resumed runs."""
+    before, seconds = 0, 0.0
+    for row in rows:
+        seconds += (row["step"] - before) * batch_size / row["samples_per_second"]
+        before = row["step"]
+    return round(seconds, 1)

@@ -142,7 +142,7 @@ def test_a_stage_that_takes_longer_than_thought_promises_nothing(tmp_path: Path)
     assert seconds_left([one], 1, 1002.0) is None
 
 
-def test_steps_of_an_earlier_process_are_no_sign_of_pace(tmp_path: Path) -> None:
+def teststeps_of_an_earlier_process_are_no_sign_of_pace(tmp_path: Path) -> None:
     one = at_step("a", 100, 90, 5.0, tmp_path)
     one._from = 80
     assert one.rate(1000.0) == pytest.approx(10 / 5)

@@ -162,7 +162,7 @@ def test_the_laptop_plan_is_the_preset_for_every_method(tmp_path: Path) -> None:
 
 
 def test_steps_are_read_from_a_record_that_is_being_written(tmp_path: Path) -> None:
-    steps = run._steps_of(tmp_path)
+    steps = run.steps_of(tmp_path)
     assert steps() == 0
     record = tmp_path / "metrics.jsonl"
     record.write_text('{"step": 10, "kind": "train"}\n{"step": 20, "kind": "train"}\n{"step": 3')

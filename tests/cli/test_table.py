@@ -9,6 +9,7 @@ import pytest
 from neuclip_lib.cli import _study, _table
 from neuclip_lib.course.studies import results as load_study
 from neuclip_lib.files import write_json
+from neuclip_lib.training.log import training_seconds
 
 
 def result(method: str, first: float, mse: float | None = 0.5, shadows: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -70,8 +71,8 @@ def test_markdown_has_the_same_cells() -> None:
 def test_training_seconds_are_steps_over_speed_also_after_a_restart() -> None:
     rows = [{"step": 10, "samples_per_second": 64.0}, {"step": 20, "samples_per_second": 128.0}]
     rows += [{"step": 25, "samples_per_second": 320.0}]
-    assert _table.training_seconds(rows, 64) == pytest.approx(10 + 5 + 1)
-    assert _table.training_seconds([], 64) == 0
+    assert training_seconds(rows, 64) == pytest.approx(10 + 5 + 1)
+    assert training_seconds([], 64) == 0
 
 
 @pytest.fixture

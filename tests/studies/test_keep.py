@@ -10,7 +10,7 @@ def test_a_study_goes_on_where_it_stopped_and_can_be_read(tmp_path):
     folder = tmp_path / "results" / "shape"
     kept = open_study(folder, "python -m neuclip_lib compare shape", {"n": [1, 2]}, [1, 0])
     kept.write("first", {"n": 1, "error": 0.5})
-    again = open_study(folder, "another way to call it", {"n": [1, 2]}, [0, 1])
+    again = open_study(folder, "another way to call it", {"n": [1, 2]}, [0, 2])
     assert again.has("first")
     assert not again.has("second")
     assert again.read("first")["error"] == 0.5
@@ -18,7 +18,7 @@ def test_a_study_goes_on_where_it_stopped_and_can_be_read(tmp_path):
     study = results("shape", tmp_path)
     assert study.values("error", n=2) == [0.25]
     assert study.about["command"] == "python -m neuclip_lib compare shape"
-    assert study.about["seeds"] == [0, 1]
+    assert study.about["seeds"] == [0, 1, 2]
     again.forget("second")
     assert not kept.has("second")
 

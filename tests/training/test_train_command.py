@@ -102,7 +102,7 @@ def test_every_option_can_be_set_by_name() -> None:
         "kcl.closest": "0.25",
     }
     arguments = ["--preset", "tiny", "--shadows", "neuclip", "gcl-batch", "--data-options", "vendor=x", "n=5"]
-    arguments += ["--temperature.learned", "--prototypes.detach-alpha", "--device", "cpu"]
+    arguments += ["--temperature.learned", "--prototypes.detach-alpha", "--prototypes.compiled", "--device", "cpu"]
     arguments += ["--amortized.no-warm-start"]
     for name, value in given.items():
         arguments += [f"--{name}", value]
@@ -119,7 +119,9 @@ def test_every_option_can_be_set_by_name() -> None:
         assert str(field) == value
 
 
-@pytest.mark.parametrize("name", ["temperature.learned", "prototypes.detach-alpha", "amortized.warm-start"])
+@pytest.mark.parametrize(
+    "name", ["temperature.learned", "prototypes.detach-alpha", "prototypes.compiled", "amortized.warm-start"]
+)
 def test_every_switch_goes_both_ways(name: str) -> None:
     group, field = name.replace("-", "_").split(".")
 
@@ -133,7 +135,7 @@ def test_every_switch_goes_both_ways(name: str) -> None:
 
 def test_no_switch_is_forgotten_above() -> None:
     switches = [n for n in options.names(TrainConfig()) if isinstance(_read(TrainConfig(), n), bool)]
-    assert switches == ["temperature.learned", "prototypes.detach_alpha", "amortized.warm_start"]
+    assert switches == ["temperature.learned", "prototypes.detach_alpha", "prototypes.compiled", "amortized.warm_start"]
 
 
 def _read(config: object, name: str) -> object:

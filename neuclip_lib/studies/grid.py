@@ -1,0 +1,177 @@
+"""A comparison as data: methods x settings x seeds on one budget; every row is one training run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from neuclip_lib.presets import get_preset
+from neuclip_lib.training import TrainConfig, options
+
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method with its options.
+
+    Args:
+        name: of its rows.
+        method: a name of ``method_names()``.
+        options: what differs from the preset, by name.
+    """
+
+    name: str
+    method: str
+    options: Options = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A setting that all methods share.
+
+    Args:
+        name: of its rows.
+        options: what differs from the preset, by name; ``batch_size`` among them.
+    """
+
+    name: str
+    options: Options = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A comparison.
+
+    Args:
+        study: its name, that of its folder in ``results``.
+        question: one line.
+        variants: what is compared; the first is what the others' differences are taken from.
+        cells: the settings.
+        seeds: of every variant in every cell.
+        passes: over the training pairs; None for the preset's number of steps.
+        learning_rates: tried once for each variant, in ``tuning_cell``, on the validation part; none: the preset's.
+        tuning_cell: name of a cell; the first if not given.
+        preset: where the other values come from.
+        data: a name of ``data.names()``.
+        unseen: data sets whose zero-shot tasks are measured as well.
+    """
+
+    study: str
+    question: str
+    variants: tuple[Variant, ...]
+    cells: tuple[Cell, ...] = (Cell("preset"),)
+    seeds: tuple[int, ...] = (0, 1)
+    passes: float | None = None
+    learning_rates: tuple[float, ...] = ()
+    tuning_cell: str | None = None
+    preset: str = "laptop"
+    data: str = "icons"
+    unseen: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Raise ValueError for names that are used twice or stand for nothing, and for configs that make no sense."""
+        for what, names in (
+            ("variants", [variant.name for variant in self.variants]),
+            ("cells", [cell.name for cell in self.cells]),
+            ("seeds", list(self.seeds)),
+            ("learning rates", list(self.learning_rates)),
+        ):
+            if len(set(names)) < len(names):
+                raise ValueError(f"the {what} of a comparison must differ, got {', '.join(map(str, names))}")
+        if not (self.variants and self.cells and self.seeds):
+            raise ValueError("a comparison needs at least one method, one setting and one seed")
+        if self.tuning_cell not in (None, *(cell.name for cell in self.cells)):
+            raise ValueError(f"there is no cell {self.tuning_cell!r} to tune in")
+        if self.passes is not None and not self.passes > 0:
+            raise ValueError(f"passes must be positive, got {self.passes}")
+        for row in self.rows():
+            config_of(self, row, pairs=1000, learning_rate=None)
+
+    def rows(self) -> Iterator[Row]:
+        """All rows: cell by cell, seed by seed, so that a half-finished study compares what is there."""
+        for cell in self.cells:
+            for seed in self.seeds:
+                for variant in self.variants:
+                    yield Row(cell, variant, seed)
+
+    def tuning_rows(self) -> Iterator[Row]:
+        """The rows that choose learning rates: one seed, the validation part."""
+        name = self.tuning_cell or self.cells[0].name
+        cell = next(cell for cell in self.cells if cell.name == name)
+        for variant in self.variants:
+            for rate in self.learning_rates:
+                yield Row(cell, variant, self.seeds[0], rate)
+
+    def as_json(self) -> dict[str, Any]:
+        """All that decides a run's figures; the seeds are left out, so that more can be added."""
+        values = dataclasses.asdict(self)
+        del values["seeds"]
+        # As JSON gives it back: lists for tuples.
+        return json.loads(json.dumps({**values, "config": options.to_dict(get_preset(self.preset)(data=self.data))}))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run of a grid; with a ``rate`` it is one that chooses the learning rate."""
+
+    cell: Cell
+    variant: Variant
+    seed: int
+    rate: float | None = None
+
+    @property
+    def split(self) -> Literal["tune", "final"]:
+        """A row that chooses never sees the test part."""
+        return "final" if self.rate is None else "tune"
+
+    @property
+    def name(self) -> str:
+        """A plain name, unique in the grid."""
+        end = f"s{self.seed}" if self.rate is None else f"lr{self.rate:g}"
+        return "_".join(plain(part) for part in (self.cell.name, self.variant.name, end))
+
+
+def plain(text: str) -> str:
+    """``text`` as a file name: letters, digits, ``.``, ``+``, ``-``; ``=`` is left out."""
+    return re.sub(r"[^A-Za-z0-9.+-]+", "-", text.replace("=", "")).strip("-")
+
+
+def config_of(grid: Grid, row: Row, pairs: int, learning_rate: float | None) -> TrainConfig:
+    """The run of a row.
+
+    Args:
+        pairs: in the data that it trains on.
+        learning_rate: the one that was chosen; None for the preset's.
+
+    Raises:
+        ValueError: for options that make no sense.
+    """
+    chosen = {**row.cell.options, **row.variant.options}
+    config = get_preset(grid.preset)(
+        method=row.variant.method, data=grid.data, seed=row.seed, split=row.split, **chosen
+    )
+    rate = row.rate or learning_rate
+    steps = config.steps
+    if grid.passes is not None:
+        steps = max(1, round(grid.passes * (pairs // config.batch_size)))
+    # A warm-up is a share of the run; what is measured and saved on the way depends on its length too.
+    warmup = round(steps * config.optim.warmup / config.steps)
+    tenth = max(1, steps // 10)
+    return options.override(
+        config,
+        {
+            "steps": steps,
+            "optim.warmup": warmup,
+            "probe_every": max(1, steps // 20),
+            "error_every": 0,
+            "log_every": max(1, min(config.log_every, tenth)),
+            "checkpoint_every": tenth,
+            "keep_last": 1,
+            **({} if rate is None else {"optim.lr": rate}),
+        },
+    )

@@ -1,0 +1,60 @@
+"""The comparisons that have a name: ``python -m neuclip_lib compare NAME``."""
+
+from __future__ import annotations
+
+import difflib
+
+from neuclip_lib.studies.grid import Cell, Grid, Variant
+
+RATES = (1e-3, 2e-3, 4e-3)
+SIX = ("gcl-batch", "openclip", "sogclr", "fastclip-v3", "neuclip", "neuclip-mixed")
+RIDERS = ("sogclr", "neuclip")
+"""Normalizers that ride along in the runs of ``gcl-batch``: there all see the same embeddings."""
+
+
+def _six(with_riders: bool = True) -> tuple[Variant, ...]:
+    riders = {"shadows": RIDERS} if with_riders else {}
+    return tuple(Variant(name, name, riders if name == SIX[0] else {}) for name in SIX)
+
+
+def _cell(batch_size: int, tau: float) -> Cell:
+    return Cell(f"B={batch_size} tau={tau:g}", {"batch_size": batch_size, "temperature.init": tau})
+
+
+GRIDS = {
+    grid.study: grid
+    for grid in (
+        Grid(
+            "map",
+            "where does each normalizer win, on small data?",
+            _six(),
+            tuple(_cell(size, tau) for size in (128, 32) for tau in (0.05, 0.03)),
+            seeds=(0, 1),
+            passes=15,
+            learning_rates=RATES,
+        ),
+        Grid(
+            "noto",
+            "which method names the emoji of a vendor that it has never seen?",
+            _six(with_riders=False),
+            (_cell(128, 0.05),),
+            seeds=(0, 1, 2),
+            passes=30,
+            data="emoji",
+            unseen=("noto",),
+        ),
+    )
+}
+
+
+def get_grid(name: str) -> Grid:
+    """The comparison of that name.
+
+    Raises:
+        ValueError: for an unknown name, with the closest one and the list.
+    """
+    if name not in GRIDS:
+        close = difflib.get_close_matches(name, GRIDS, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"there is no comparison {name!r}{hint}; there are {', '.join(GRIDS)}")
+    return GRIDS[name]

@@ -1,0 +1,196 @@
+"""A comparison's tables: scores, paired differences, normalizer errors, and how to measure a row again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from neuclip_lib.studies.grid import Grid, Row
+from neuclip_lib.studies.keep import Kept
+from neuclip_lib.studies.measure import best_rate
+from neuclip_lib.studies.statistics import Interval, Spread, paired_interval, spread
+
+Result = dict[str, Any]
+Figure = Callable[[Result], float | None]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is measured of a grid so far.
+
+    Args:
+        results: by row, failed ones too.
+        rates: the learning rate of each variant that has one.
+    """
+
+    grid: Grid
+    results: dict[Row, Result]
+    rates: dict[str, float]
+
+    def values(self, cell: str, variant: str, figure: Figure) -> dict[int, float]:
+        """By seed, of the runs that did not fail and have the figure."""
+        found = {}
+        for row, result in self.results.items():
+            if (row.cell.name, row.variant.name) == (cell, variant) and not result["error"]:
+                value = figure(result)
+                if value is not None:
+                    found[row.seed] = value
+        return found
+
+    def spread(self, cell: str, variant: str, figure: Figure) -> Spread | None:
+        """Over the seeds; None when nothing is measured."""
+        values = self.values(cell, variant, figure)
+        return spread(list(values.values())) if values else None
+
+    def difference(self, variant: str, reference: str, figure: Figure, cells: Sequence[str] = ()) -> Interval | None:
+        """``variant - reference`` over all pairs of runs that share cell and seed; None without a pair."""
+        left, right = [], []
+        for cell in cells or [cell.name for cell in self.grid.cells]:
+            ours, theirs = self.values(cell, variant, figure), self.values(cell, reference, figure)
+            for seed in sorted(ours.keys() & theirs.keys()):
+                left.append(ours[seed])
+                right.append(theirs[seed])
+        return paired_interval(left, right) if left else None
+
+    @property
+    def failed(self) -> dict[Row, str]:
+        """The error of each run that failed."""
+        return {row: result["error"] for row, result in self.results.items() if result["error"]}
+
+
+def read(grid: Grid, kept: Kept) -> Found:
+    """What is there of a study, finished or not."""
+    results = {row: kept.read(row.name) for row in grid.rows() if kept.has(row.name)}
+    rates = {}
+    for variant in grid.variants:
+        rows = [row for row in grid.tuning_rows() if row.variant == variant]
+        if rows and all(kept.has(row.name) for row in rows) and (rate := best_rate(rows, kept)) is not None:
+            rates[variant.name] = rate
+    return Found(grid, results, rates)
+
+
+def recall(result: Result) -> float | None:
+    """Mean of the two R@1 in percent."""
+    return result["r@1"]
+
+
+def own_error(result: Result) -> float | None:
+    """Mean square error of the method's own log-normalizer, in its own run."""
+    return result["normalizer_error"].get(result["method"], {}).get("mse")
+
+
+def unseen(task: str) -> Figure:
+    """Top-1 accuracy in percent of a task on data of another origin."""
+    return lambda result: result["unseen"].get(task, {}).get("top1")
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table; the first column is text, the others figures."""
+    lines = [list(head), ["---", *["---:"] * (len(head) - 1)], *map(list, rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def scores_table(found: Found, figure: Figure = recall) -> str:
+    """Variants x cells: mean and standard deviation over the seeds; the highest mean of a cell in bold."""
+    cells = [cell.name for cell in found.grid.cells]
+    names = [variant.name for variant in found.grid.variants]
+    spreads = {(name, cell): found.spread(cell, name, figure) for name in names for cell in cells}
+    best = {}
+    for cell in cells:
+        there = {name: one.mean for name in names if (one := spreads[name, cell]) is not None}
+        best[cell] = max(there, key=lambda name: there[name]) if there else None
+    rows = []
+    for name in names:
+        shown = []
+        for cell in cells:
+            text = "-" if spreads[name, cell] is None else str(spreads[name, cell])
+            shown.append(f"**{text}**" if best[cell] == name else text)
+        rows.append([name, *shown])
+    return markdown(["method", *cells], rows)
+
+
+def differences_table(found: Found, figure: Figure = recall) -> str:
+    """Every other variant less the first: over all cells, and the cells where it is lower."""
+    reference = found.grid.variants[0].name
+    rows = []
+    for variant in found.grid.variants[1:]:
+        whole = found.difference(variant.name, reference, figure)
+        if whole is None:
+            continue
+        lower = []
+        for cell in found.grid.cells:
+            one = found.difference(variant.name, reference, figure, [cell.name])
+            if one is not None and one.mean < 0:
+                lower.append(f"{cell.name} ({one.mean:+.1f})")
+        rows.append([variant.name, str(whole), verdict(whole), ", ".join(lower) or "none"])
+    return markdown(["method", f"less {reference}, 95 %", "so it is", "lower in"], rows)
+
+
+def verdict(interval: Interval) -> str:
+    """What an interval of paired differences allows to be said."""
+    if interval.says_worse:
+        return "worse"
+    return "better" if interval.says_better else "at least as good, as far as this can tell"
+
+
+def errors_table(found: Found) -> str:
+    """Mean square error of the normalizers: of each method in its own run, and on one run's embeddings for all."""
+    cells = [cell.name for cell in found.grid.cells]
+    rows = []
+    for variant in found.grid.variants:
+        spreads = [found.spread(cell, variant.name, own_error) for cell in cells]
+        if any(spreads):
+            rows.append([f"{variant.name}, own run", *(f"{one.mean:.2f}" if one else "-" for one in spreads)])
+    for variant in found.grid.variants:
+        for name in variant.options.get("shadows", ()):
+
+            def shadow(result: Result, name: str = name) -> float | None:
+                return result["normalizer_error"].get(name, {}).get("mse")
+
+            spreads = [found.spread(cell, variant.name, shadow) for cell in cells]
+            rows.append([f"{name}, riding in {variant.name}", *(f"{one.mean:.2f}" if one else "-" for one in spreads)])
+    return markdown(["normalizer, where", *cells], rows)
+
+
+def rates_table(found: Found) -> str:
+    """The learning rate that validation chose for each variant."""
+    return markdown(["method", "learning rate"], [[name, f"{rate:g}"] for name, rate in found.rates.items()])
+
+
+def report(found: Found, command: str) -> str:
+    """The study as a Markdown page.
+
+    Args:
+        command: to which ``--only ROW`` is added to measure a row again.
+    """
+    grid = found.grid
+    wanted = len(list(grid.rows()))
+    parts = [
+        f"# {grid.study}: {grid.question}",
+        f"{len(found.results)} of {wanted} runs, {len(found.failed)} of them failed. Figures are the mean of the two "
+        f"R@1 in percent on the test part of {grid.data}, mean ± standard deviation over the seeds "
+        f"{', '.join(map(str, grid.seeds))}; "
+        + (f"{grid.passes:g} passes over the training pairs." if grid.passes else "the preset's number of steps."),
+        scores_table(found),
+    ]
+    if len(grid.variants) > 1:
+        parts += [
+            f"Paired differences from {grid.variants[0].name}: runs that share setting and seed; "
+            "the interval is Student's.",
+            differences_table(found),
+        ]
+    for task in sorted({task for result in found.results.values() for task in result.get("unseen", {})}):
+        parts += [f"Top-1 accuracy in percent on {task}, data of another origin.", scores_table(found, unseen(task))]
+    parts += [
+        "Mean square error of the log-normalizer over all training pairs. Compare estimators only where they ride in "
+        "the same run: in its own run each is asked about other embeddings.",
+        errors_table(found),
+    ]
+    if found.rates:
+        parts += ["Learning rates, chosen on validation in one setting with one seed.", rates_table(found)]
+    if found.failed:
+        parts += ["Failed runs:", "\n".join(f"- {row.name}: {error}" for row, error in found.failed.items())]
+    example = next(grid.rows()).name
+    parts.append(f"To measure a run again: `{command} --only ROW --again`, with ROW for instance `{example}`.")
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,72 @@
+"""``compare`` from the command line: whole, resumed, with a run that fails, and one run again."""
+
+import json
+
+import pytest
+
+from neuclip_lib.cli.compare import main
+
+METHODS = ["--preset", "tiny", "--data", "captions", "--methods", "gcl-batch", "neuclip", "--seeds", "0"]
+
+
+def test_a_comparison_is_resumed_and_a_run_can_be_measured_again_with_the_same_result(tmp_path, capfd):
+    out, runs = tmp_path / "results", tmp_path / "runs"
+    arguments = [*METHODS, "--rates", "1e-3", "2e-3", "--out", str(out), "--runs", str(runs)]
+    assert main([*arguments, "--jobs", "2"]) == 0
+    page = capfd.readouterr().out
+    assert "2 of 2 runs, 0 of them failed" in page
+    assert (out / "report.md").read_text(encoding="utf-8") in page
+    for picture in ("scores.png", "curves.png"):
+        assert (out / picture).read_bytes().startswith(b"\x89PNG")
+    kept = json.loads((out / "preset_neuclip_s0.json").read_text())
+    chosen = {
+        rate: json.loads((out / f"preset_neuclip_lr{rate}.json").read_text())["r@1"] for rate in ("0.001", "0.002")
+    }
+    assert kept["lr"] == float(max(chosen, key=chosen.get))
+    assert kept["split"] == "final"
+
+    before = {file: file.read_bytes() for file in out.glob("*.json")}
+    (out / "preset_gcl-batch_s0.json").unlink()
+    assert main(arguments) == 0  # the training is still there, so only its evaluation is done again
+    assert {file: file.read_bytes() for file in out.glob("*.json")} == before
+
+    assert main([*arguments, "--only", "preset_neuclip_s0", "--again"]) == 0
+    assert f"it was {kept['r@1']:.2f}" in capfd.readouterr().out
+    again = json.loads((out / "preset_neuclip_s0.json").read_text())
+    assert {**again, "seconds": 0} == {**kept, "seconds": 0}
+
+
+def test_a_run_that_fails_is_reported_and_the_others_are_there(tmp_path, capfd):
+    out = tmp_path / "results"
+    arguments = ["--preset", "tiny", "--data", "captions", "--methods", "gcl-batch", "--seeds", "0", "--rates", "2e-3"]
+    arguments += ["1e30", "--taus", "0.05", "--out", str(out), "--runs", str(tmp_path / "runs")]
+    assert main(arguments) == 0
+    failed = json.loads((out / "tau0.05_gcl-batch_lr1e+30.json").read_text())
+    assert "finite" in failed["error"]
+    good = json.loads((out / "tau0.05_gcl-batch_s0.json").read_text())
+    assert (good["lr"], good["error"]) == (2e-3, None)
+
+    for rate in ("0.002", "1e+30"):
+        (out / f"tau0.05_gcl-batch_lr{rate}.json").write_text(json.dumps(failed))
+    (out / "tau0.05_gcl-batch_s0.json").unlink()
+    capfd.readouterr()
+    assert main(arguments) == 1
+    page = capfd.readouterr().out
+    assert "1 of 1 runs, 1 of them failed" in page
+    assert "- tau0.05_gcl-batch_s0: every learning rate has failed for gcl-batch" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "give a comparison's name"),
+        (["mapp"], "did you mean 'map'"),
+        (["map", "--methods", "neuclip"], "has its own methods"),
+        (["--methods", "neuclip", "--jobs", "0"], "--jobs must be at least 1"),
+        (["--methods", "neuclip", "neuclip"], "must differ"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_any_work(tmp_path, arguments, words):
+    with pytest.raises(ValueError, match=words):
+        main([*arguments, "--out", str(tmp_path / "results")])
+    assert list(tmp_path.iterdir()) == []
