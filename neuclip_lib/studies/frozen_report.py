@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,8 @@ class Found:
         config = kept.about()["config"]
         self.settings = [setting["name"] for setting in config["settings"]]
         self.methods: list[str] = config["methods"]
-        self.tau, self.batches = config["tau"], config["batches"]
+        self.tau, self.eps = config["tau"], config["prototypes"]["eps"]
+        self.batches = {setting["name"]: setting["batches"] for setting in config["settings"]}
 
     def mean(self, setting: str, at: int, name: str, key: str) -> float | None:
         """Mean over the seeds of one figure of the measurement ``at``; None where a seed has none."""
@@ -61,7 +63,7 @@ def table(kept: Kept) -> str:
     """
     found = Found(kept)
     lines = [
-        f"Gradients of {found.batches} fresh batches at tau = {found.tau}, in units of the length of the exact "
+        f"Gradients of fresh batches at tau = {found.tau}, in units of the length of the exact "
         "gradient over all pairs (eps = 0, the same for every method; a method's factor tau is divided out). "
         "A bias well below its noise is not told from none; `exact` is the exact normalizer, held.",
     ]
@@ -76,13 +78,25 @@ def table(kept: Kept) -> str:
 def _gradients(found: Found, setting: str) -> list[str]:
     parts = found.common[setting]
     n, size = parts[0]["n"], parts[0]["batch_size"]
+    about = f"{setting}: n = {n}, B = {size}, {found.batches[setting]} batches, mean of {_seeds(len(parts))}."
     rows = []
     for at, measured in enumerate(parts[0]["measured"]):
         for name in measured["gradients"]:
             cells = [found.mean(setting, at, name, key) for key in FIGURES]
             rows.append([name, str(measured["passes"]), *("-" if cell is None else f"{cell:.3f}" for cell in cells)])
+        mean, below = (
+            statistics.fmean(p["measured"][at]["log_g"][key] for p in parts) for key in ("mean", "below_eps")
+        )
+        about += (
+            f" After {measured['passes']} passes the exact log g is {mean:.2f} on average, "
+            f"and {100 * below:.0f} % are below NeuCLIP's log eps ({math.log(found.eps):.1f})."
+        )
     head = ["gradient", "passes", *FIGURES.values()]
-    return [f"{setting}: n = {n}, B = {size}, {len(parts)} seeds.", "", *markdown(head, rows)]
+    return [about, "", *markdown(head, rows)]
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed" + ("s" if count > 1 else "")
 
 
 def _recalls(found: Found, setting: str) -> list[str]:

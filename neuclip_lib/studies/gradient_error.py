@@ -141,8 +141,8 @@ def gradient_errors(
     batch_size: int,
     batches: int,
     seed: int,
-) -> dict[str, dict[str, float | None]]:
-    """By name, what :meth:`Moments.against` says of each member's gradient; ``exact`` is added.
+) -> tuple[dict[str, dict[str, float | None]], Sides]:
+    """By name, what :meth:`Moments.against` says of each member's gradient, ``exact`` added; and the exact ``log g``.
 
     All members see the same fresh batches, each drawn from all n pairs without replacement, and each starts every batch
     from the state it has now.
@@ -161,4 +161,4 @@ def gradient_errors(
         e = towers(x[0][index], x[1][index])
         for name, parts in everyone.items():
             moments[name].add(batch_gradient(towers, e, parts, index, tau))
-    return {name: each.against(target) for name, each in moments.items()}
+    return {name: each.against(target) for name, each in moments.items()}, log_g

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from neuclip_lib.presets import get_preset
+from neuclip_lib.studies.oracle import Oracle
 from neuclip_lib.training import TrainConfig, options
 
 Options = Mapping[str, Any]
@@ -23,11 +24,13 @@ class Variant:
         name: of its rows.
         method: a name of ``method_names()``.
         options: what differs from the preset, by name.
+        oracle: put the exact normalizer in the place of the method's own.
     """
 
     name: str
     method: str
     options: Options = field(default_factory=dict, hash=False)
+    oracle: Oracle | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Grid:
         tuning_cell: name of a cell; the first if not given.
         preset: where the other values come from.
         data: a name of ``data.names()``.
+        split: ``tune`` for a study that chooses: every row then trains on train alone and is measured on validation.
         unseen: data sets whose zero-shot tasks are measured as well.
     """
 
@@ -71,6 +75,7 @@ class Grid:
     tuning_cell: str | None = None
     preset: str = "laptop"
     data: str = "icons"
+    split: Literal["tune", "final"] = "final"
     unseen: tuple[str, ...] = ()
 
     def check(self) -> None:
@@ -97,7 +102,7 @@ class Grid:
         for cell in self.cells:
             for seed in self.seeds:
                 for variant in self.variants:
-                    yield Row(cell, variant, seed)
+                    yield Row(cell, variant, seed, self.split)
 
     def tuning_rows(self) -> Iterator[Row]:
         """The rows that choose learning rates: one seed, the validation part."""
@@ -105,7 +110,8 @@ class Grid:
         cell = next(cell for cell in self.cells if cell.name == name)
         for variant in self.variants:
             for rate in self.learning_rates:
-                yield Row(cell, variant, self.seeds[0], rate)
+                # What chooses never sees the test part.
+                yield Row(cell, variant, self.seeds[0], "tune", rate)
 
     def as_json(self) -> dict[str, Any]:
         """All that decides a run's figures; the seeds are left out, so that more can be added."""
@@ -122,12 +128,8 @@ class Row:
     cell: Cell
     variant: Variant
     seed: int
+    split: Literal["tune", "final"]
     rate: float | None = None
-
-    @property
-    def split(self) -> Literal["tune", "final"]:
-        """A row that chooses never sees the test part."""
-        return "final" if self.rate is None else "tune"
 
     @property
     def name(self) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+from typing import Any
 
 from neuclip_lib.studies.grid import Cell, Grid, Variant
+from neuclip_lib.studies.oracle import Oracle
 
 RATES = (1e-3, 2e-3, 4e-3)
 SIX = ("gcl-batch", "openclip", "sogclr", "fastclip-v3", "neuclip", "neuclip-mixed")
@@ -15,6 +17,10 @@ RIDERS = ("sogclr", "neuclip")
 def _six(with_riders: bool = True) -> tuple[Variant, ...]:
     riders = {"shadows": RIDERS} if with_riders else {}
     return tuple(Variant(name, name, riders if name == SIX[0] else {}) for name in SIX)
+
+
+def _mixed(name: str, **options: Any) -> Variant:
+    return Variant(name, "neuclip-mixed", {f"prototypes.{key}": value for key, value in options.items()})
 
 
 def _cell(batch_size: int, tau: float) -> Cell:
@@ -32,6 +38,39 @@ GRIDS = {
             seeds=(0, 1),
             passes=15,
             learning_rates=RATES,
+        ),
+        Grid(
+            "mixed",
+            "which share of the batch, how many prototypes and which cap suit neuclip-mixed?",
+            (
+                Variant("gcl-batch", "gcl-batch"),
+                Variant("neuclip", "neuclip"),
+                _mixed("share .1", batch_share=0.1),
+                _mixed("share .2", batch_share=0.2),
+                _mixed("share .5", batch_share=0.5),
+                _mixed("share 1 to .2 in 8 passes", batch_share=0.2, share_decay_epochs=8),
+                _mixed("share .2, m 1024", batch_share=0.2, m=1024),
+                _mixed("share .2, no cap", batch_share=0.2, weight_cap=None),
+                _mixed("share .2, alpha held", batch_share=0.2, detach_alpha=True),
+            ),
+            (_cell(32, 0.05), _cell(128, 0.05)),
+            seeds=(0, 1),
+            passes=15,
+            split="tune",
+        ),
+        Grid(
+            "oracle",
+            "how much of the distance from the best is the normalizer's error?",
+            (
+                Variant("gcl-batch", "gcl-batch"),
+                Variant("neuclip", "neuclip"),
+                Variant("neuclip-mixed", "neuclip-mixed"),
+                Variant("oracle, held", "neuclip", oracle=Oracle(every=20, attached=False)),
+                Variant("oracle, attached", "neuclip", oracle=Oracle(every=20, attached=True)),
+            ),
+            (_cell(128, 0.05), _cell(32, 0.05)),
+            seeds=(0, 1, 2),
+            passes=15,
         ),
         Grid(
             "noto",

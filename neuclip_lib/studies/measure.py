@@ -10,6 +10,7 @@ from neuclip_lib import data as data_sets
 from neuclip_lib.evaluation.zero_shot import zero_shot
 from neuclip_lib.studies.grid import Grid, Row, config_of
 from neuclip_lib.studies.keep import Kept
+from neuclip_lib.studies.oracle import oracle_figures
 from neuclip_lib.training import Run, train
 from neuclip_lib.training.evaluate import evaluate
 from neuclip_lib.training.log import training_seconds
@@ -19,8 +20,7 @@ WAYS = ("image_to_text", "text_to_image")
 
 def training_pairs(grid: Grid, row: Row) -> int:
     """How many pairs this row trains on."""
-    split = "train" if row.split == "tune" else "train+validation"
-    return len(data_sets.load(grid.data, split))
+    return len(data_sets.load(grid.data, "train" if row.split == "tune" else "train+validation"))
 
 
 def chosen_rate(grid: Grid, variant: str, kept: Kept) -> float | None:
@@ -66,6 +66,7 @@ def measure_row(grid: Grid, row: Row, kept: Kept, runs: Path) -> dict[str, Any]:
     Raises:
         RuntimeError: when the learning rate is not chosen yet.
     """
+    # An oracle keeps no run folder: it is trained from the beginning each time.
     variant = row.variant
     facts: dict[str, Any] = {"cell": row.cell.name, "variant": variant.name, "method": variant.method}
     facts |= {"seed": row.seed, "split": row.split}
@@ -75,10 +76,11 @@ def measure_row(grid: Grid, row: Row, kept: Kept, runs: Path) -> dict[str, Any]:
         rate = chosen_rate(grid, variant.name, kept) if row.rate is None else None
         config = config_of(grid, row, training_pairs(grid, row), rate)
         facts |= {"lr": config.optim.lr, "steps": config.steps, "batch_size": config.batch_size}
-        run = train(config, runs / row.name)
-        if run.metrics("probe")[-1].get("loss") is None:
-            raise RuntimeError("the run has diverged: its loss on the probe set is not a finite number at the end")
-        figures = figures_of(run, grid)
+        if variant.oracle is None:
+            figures = figures_of(train(config, runs / row.name), grid)
+        else:
+            found = oracle_figures(config, variant.oracle)
+            figures = {**_recalls(found.pop("retrieval")), "unseen": {}, "normalizer_error": {}, **found}
     except (RuntimeError, ValueError) as error:
         result = {**facts, "error": str(error)}
     else:
@@ -89,13 +91,13 @@ def measure_row(grid: Grid, row: Row, kept: Kept, runs: Path) -> dict[str, Any]:
 
 def figures_of(run: Run, grid: Grid) -> dict[str, Any]:
     """Recalls in percent, normalizer errors, the curve of the probe loss, seconds of the training steps."""
+    if run.metrics("probe")[-1].get("loss") is None:
+        raise RuntimeError("the run has diverged: its loss on the probe set is not a finite number at the end")
     found = evaluate(run, draw=False, quiet=True)
-    recalls = {way: {k: found["retrieval"][way][k] for k in ("r@1", "r@5", "r@10")} for way in WAYS}
     errors = found["normalizer_error"]["estimators"]
     curve = [[row["step"], round(row["loss"], 4)] for row in run.metrics("probe") if row["loss"] is not None]
     return {
-        "r@1": sum(recalls[way]["r@1"] for way in WAYS) / 2,
-        **recalls,
+        **_recalls(found["retrieval"]),
         "unseen": _unseen(run, grid),
         "normalizer_error": {
             name: {key: one[key] for key in ("mse", "bias", "correlation")} for name, one in errors.items()
@@ -103,6 +105,11 @@ def figures_of(run: Run, grid: Grid) -> dict[str, Any]:
         "probe": curve,
         "seconds": training_seconds(run.metrics("train"), run.config.batch_size),
     }
+
+
+def _recalls(retrieval: dict[str, Any]) -> dict[str, Any]:
+    both = {way: {k: retrieval[way][k] for k in ("r@1", "r@5", "r@10")} for way in WAYS}
+    return {"r@1": sum(both[way]["r@1"] for way in WAYS) / 2, **both}
 
 
 def _unseen(run: Run, grid: Grid) -> dict[str, Any]:

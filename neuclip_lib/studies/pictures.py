@@ -45,7 +45,7 @@ def scores_figure(found: Found) -> Figure:
         panel.grid(axis="x", alpha=0.3)
     panels[0].set_yticks(range(len(names)), names)
     panels[0].set_ylim(len(names) - 0.5, -0.5)  # the first on top
-    figure.suptitle(f"{grid.study}: dots are seeds, strokes their means (test part of {grid.data})", fontsize=10)
+    figure.suptitle(f"{grid.study}: dots are seeds, strokes their means ({grid.data})", fontsize=10)
     return figure
 
 

@@ -166,10 +166,11 @@ def report(found: Found, command: str) -> str:
     """
     grid = found.grid
     wanted = len(list(grid.rows()))
+    part = "validation" if grid.split == "tune" else "test"
     parts = [
         f"# {grid.study}: {grid.question}",
         f"{len(found.results)} of {wanted} runs, {len(found.failed)} of them failed. Figures are the mean of the two "
-        f"R@1 in percent on the test part of {grid.data}, mean ± standard deviation over the seeds "
+        f"R@1 in percent on the {part} part of {grid.data}, mean ± standard deviation over the seeds "
         f"{', '.join(map(str, grid.seeds))}; "
         + (f"{grid.passes:g} passes over the training pairs." if grid.passes else "the preset's number of steps."),
         scores_table(found),

@@ -69,7 +69,10 @@ def table(kept: Kept) -> str:
     found = Found(kept)
     seeds = max(len(parts) for parts in found.parts.values())
     last = found.parts[found.settings[0]][0]["curve"][-1]["step"]
-    lines = [f"Mean square error of alpha after {last} steps, mean of {seeds} seeds (range); the lowest is bold.", ""]
+    lines = [
+        f"Mean square error of alpha after {last} steps, mean of {seeds} seeds (range of them); the lowest is bold.",
+        "",
+    ]
     lines += _by_setting(found, lambda setting, name: _mse(found, setting, name))
     few, many = found.along_n()[0], found.along_n()[-1]
     least, most = found.along_b()[0], found.along_b()[-1]
