@@ -88,7 +88,7 @@ def _gradients(found: Found, setting: str) -> list[str]:
             statistics.fmean(p["measured"][at]["log_g"][key] for p in parts) for key in ("mean", "below_eps")
         )
         about += (
-            f" After {measured['passes']} passes the exact log g is {mean:.2f} on average, "
+            f" After pass {measured['passes']} the exact log g is {mean:.2f} on average, "
             f"and {100 * below:.0f} % are below NeuCLIP's log eps ({math.log(found.eps):.1f})."
         )
     head = ["gradient", "passes", *FIGURES.values()]
@@ -139,7 +139,7 @@ def draw(kept: Kept, path: Path) -> None:
         figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize=9)
     with atomic_path(path) as temporary:
         # No software version inside: equal pictures are equal files.
-        figure.savefig(temporary, format="png", dpi=110, facecolor="white", metadata={"Software": None})
+        figure.savefig(temporary, format="png", dpi=80, facecolor="white", metadata={"Software": None})
 
 
 def _panel(axis: Axes, found: Found, setting: str, key: str) -> None:

@@ -168,7 +168,7 @@ def test_moments_of_pure_noise_say_that_they_tell_nothing():
     with pytest.raises(RuntimeError, match="at least 2"):
         moments.against(torch.ones(2))
     for sign in (1.0, -1.0):
-        moments.add(torch.tensor([0.0, sign], dtype=torch.float64))
+        moments.add(torch.tensor([0.1, sign], dtype=torch.float64))  # a mean of .1, a noise of 1
     found = moments.against(torch.tensor([1.0, 0.0], dtype=torch.float64))
     assert found["cosine"] is None and found["direction"] is None
 

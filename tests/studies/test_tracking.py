@@ -150,6 +150,8 @@ def test_the_tables_hold_the_means_of_the_parts(folder):
     mse = [part["curve"][-1]["errors"]["neuclip"]["mse"] for part in parts]
     assert f"{sum(mse) / 2:.3f}" in text
     assert f"({min(mse):.3f} to {max(mse):.3f})" in text
+    bias = [part["curve"][-1]["errors"]["neuclip"]["bias"] for part in parts]
+    assert f"| {sum(bias) / 2:+.2f} / " in text
     assert "| n 256 to 512, B 32 | B 32 to 16, n 512 |" in text
     assert "| n 256, B 32 (5.0 passes) |" in text
     assert text.count("prototype network (neuclip)") == 3
