@@ -19,7 +19,7 @@ from neuclip_lib.files import ensure_writable, write_text
 from neuclip_lib.studies import pictures, tables
 from neuclip_lib.studies.grid import Cell, Grid, Row, Variant, config_of
 from neuclip_lib.studies.keep import Kept, open_study
-from neuclip_lib.studies.known import GRIDS, get_grid
+from neuclip_lib.studies.known import GRIDS, OWN, get_grid
 from neuclip_lib.studies.measure import measure_row, training_pairs
 
 CUSTOM = "custom"
@@ -32,6 +32,8 @@ def main(arguments: list[str]) -> int:
         ValueError, RuntimeError: for names and values that make no sense, before any work.
     """
     chosen = _parser().parse_args(arguments)
+    if chosen.study in OWN:
+        return _own(chosen)
     grid = _grid(chosen)
     grid.check()
     if chosen.jobs < 1:
@@ -68,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m neuclip_lib compare",
         description="Train methods in the same settings on the same budget, choose each one's learning rate on "
         "validation, evaluate on test, and print means, spreads and paired differences. Started again, it goes on "
-        f"where it stopped. Comparisons with a name: {', '.join(GRIDS)}.",
+        f"where it stopped. Comparisons with a name: {', '.join([*GRIDS, *OWN])}.",
         allow_abbrev=False,
     )
     parser.add_argument("study", nargs="?", help="a comparison with a name; without one, your own by the options")
@@ -90,6 +92,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--retry", action="store_true", help="measure failed runs again")
     parser.add_argument("--table", action="store_true", help="only print and write the tables of what is there")
     return parser
+
+
+def _own(chosen: argparse.Namespace) -> int:
+    """A study that trains no encoder: measured in this process."""
+    if chosen.methods or chosen.only or chosen.again or chosen.retry or chosen.runs:
+        raise ValueError(f"{chosen.study} is measured as it is; it takes only --seeds, --out and --table")
+    measure, table, seeds = OWN[chosen.study]
+    folder = (chosen.out or Path("results") / chosen.study).resolve()
+    if not chosen.table:
+        measure(folder, chosen.seeds or seeds)
+    print(table(Kept(folder)))
+    print(f"kept in {folder}", file=sys.stderr)
+    return 0
 
 
 def _grid(chosen: argparse.Namespace) -> Grid:

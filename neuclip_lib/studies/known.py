@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
+from neuclip_lib.studies import frozen, frozen_report, tracking, tracking_report
 from neuclip_lib.studies.grid import Cell, Grid, Variant
 from neuclip_lib.studies.oracle import Oracle
 
@@ -86,6 +87,10 @@ GRIDS = {
 }
 
 
+OWN = {"tracking": (tracking.run, tracking_report.table, (0, 1)), "frozen": (frozen.run, frozen_report.table, (0,))}
+"""Studies without an encoder: how each is measured and shown, and its seeds."""
+
+
 def get_grid(name: str) -> Grid:
     """The comparison of that name.
 
@@ -93,7 +98,7 @@ def get_grid(name: str) -> Grid:
         ValueError: for an unknown name, with the closest one and the list.
     """
     if name not in GRIDS:
-        close = difflib.get_close_matches(name, GRIDS, n=1)
+        close = difflib.get_close_matches(name, [*GRIDS, *OWN], n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"there is no comparison {name!r}{hint}; there are {', '.join(GRIDS)}")
+        raise ValueError(f"there is no comparison {name!r}{hint}; there are {', '.join([*GRIDS, *OWN])}")
     return GRIDS[name]

@@ -1,10 +1,13 @@
 """``compare`` from the command line: whole, resumed, with a run that fails, and one run again."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from neuclip_lib.cli.compare import main
+
+ROOT = Path(__file__).resolve().parents[2]
 
 METHODS = ["--preset", "tiny", "--data", "captions", "--methods", "gcl-batch", "neuclip", "--seeds", "0"]
 
@@ -62,6 +65,7 @@ def test_a_run_that_fails_is_reported_and_the_others_are_there(tmp_path, capfd):
         ([], "give a comparison's name"),
         (["mapp"], "did you mean 'map'"),
         (["map", "--methods", "neuclip"], "has its own methods"),
+        (["tracking", "--methods", "neuclip"], "is measured as it is"),
         (["--methods", "neuclip", "--jobs", "0"], "--jobs must be at least 1"),
         (["--methods", "neuclip", "neuclip"], "must differ"),
     ],
@@ -70,3 +74,14 @@ def test_what_makes_no_sense_is_refused_before_any_work(tmp_path, arguments, wor
     with pytest.raises(ValueError, match=words):
         main([*arguments, "--out", str(tmp_path / "results")])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("study", "word"), [("tracking", "prototype network"), ("frozen", "bias after the best scale")]
+)
+def test_the_tables_of_the_kept_studies_are_printed_without_measuring(study, word, capsys):
+    folder = ROOT / "results" / study
+    before = {file: file.read_bytes() for file in folder.iterdir()}
+    assert main([study, "--table", "--out", str(folder)]) == 0
+    assert word in capsys.readouterr().out
+    assert {file: file.read_bytes() for file in folder.iterdir()} == before
