@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
     for name in track(options.tables or list(TABLES), "bench"):
         result.update(run_tables([name], options.rounds))
     print(f"one thread, CPU {torch.backends.cpu.get_cpu_capability()}, {options.rounds} rounds: median (quartiles)")
-    if not torch.cuda.is_available():
+    if "R1" in result and not torch.cuda.is_available():
         print("R1g, the step on a GPU, needs CUDA and is left out")
     for name, rows in result.items():
         print(f"{name}  {TABLES[name].__doc__}")
