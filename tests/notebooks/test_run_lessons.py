@@ -11,7 +11,8 @@ from neuclip_lib.course.source import course_root, read_lesson, sources
 
 pytestmark = pytest.mark.slow
 LESSONS = sources(course_root(Path(__file__)))
-SECONDS_AT_QUICK = 45
+# 45 s of processor time alone; beside another worker on sibling threads the same work was seen to take a third more.
+SECONDS_AT_QUICK = 60
 
 
 @pytest.mark.parametrize("source", LESSONS, ids=lambda source: source.stem)
