@@ -113,7 +113,7 @@ def _grid(chosen: argparse.Namespace) -> Grid:
             raise ValueError(f"{chosen.study} has its own methods; leave --methods out, or leave the name out")
         grid = get_grid(chosen.study)
     elif not chosen.methods:
-        raise ValueError(f"give a comparison's name ({', '.join(GRIDS)}) or --methods")
+        raise ValueError(f"give a comparison's name ({', '.join([*GRIDS, *OWN])}) or --methods")
     else:
         grid = Grid(
             chosen.name,

@@ -131,7 +131,7 @@ def verdict(interval: Interval) -> str:
     """What an interval of paired differences allows to be said."""
     if interval.says_worse:
         return "worse"
-    return "better" if interval.says_better else "at least as good, as far as this can tell"
+    return "better" if interval.says_better else "not told apart"
 
 
 def errors_table(found: Found) -> str:

@@ -102,10 +102,15 @@ def test_differences_pair_runs_of_one_setting_and_seed_and_leave_failed_ones_out
 
 @pytest.mark.parametrize(
     ("differences", "words"),
-    [((-2.0, -2.2, -1.9), "worse"), ((2.0, 2.2, 1.9), "better"), ((-2.0, 2.2, 0.1), "at least as good")],
+    [
+        ((-2.0, -2.2, -1.9), "worse"),
+        ((2.0, 2.2, 1.9), "better"),
+        ((-2.0, 2.2, 0.1), "not told apart"),
+        ((-3.0,), "not told apart"),
+    ],
 )
-def test_as_good_is_said_only_where_the_interval_allows_it(differences, words):
-    interval = tables.paired_interval(list(differences), [0.0] * 3)
+def test_a_verdict_says_no_more_than_its_interval(differences, words):
+    interval = tables.paired_interval(list(differences), [0.0] * len(differences))
     assert tables.verdict(interval).startswith(words)
 
 
