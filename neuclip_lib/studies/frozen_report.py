@@ -7,9 +7,8 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from neuclip_lib.files import atomic_path
 from neuclip_lib.studies.keep import ABOUT, Kept
-from neuclip_lib.studies.tracking_report import markdown
+from neuclip_lib.studies.pages import markdown, save_picture
 from neuclip_lib.training.pictures import LINES
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def _gradients(found: Found, setting: str) -> list[str]:
             f"and {100 * below:.0f} % are below NeuCLIP's log eps ({math.log(found.eps):.1f})."
         )
     head = ["gradient", "passes", *FIGURES.values()]
-    return [about, "", *markdown(head, rows)]
+    return [about, "", markdown(head, rows)]
 
 
 def _seeds(count: int) -> str:
@@ -107,7 +106,7 @@ def _recalls(found: Found, setting: str) -> list[str]:
         rows.append([name, *map(_mean_and_range, by_split)])
     chance = next(iter(own.values()))[0]["recall"]["test"]["chance"]
     title = f"{setting}: R@1 in percent of each method's own run, mean of both ways (chance {chance:.2f} on test)."
-    return [title, "", *markdown(["method", "validation", "test"], rows)]
+    return [title, "", markdown(["method", "validation", "test"], rows)]
 
 
 def _mean_and_range(values: list[float]) -> str:
@@ -137,9 +136,7 @@ def draw(kept: Kept, path: Path) -> None:
     if settings:
         handles, names = grid[0, 0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize=9)
-    with atomic_path(path) as temporary:
-        # No software version inside: equal pictures are equal files.
-        figure.savefig(temporary, format="png", dpi=80, facecolor="white", metadata={"Software": None})
+    save_picture(figure, path, 80)
 
 
 def _panel(axis: Axes, found: Found, setting: str, key: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neuclip_lib.files import atomic_path
+from neuclip_lib.studies.pages import save_picture
 from neuclip_lib.studies.tables import Found, recall
 from neuclip_lib.training.pictures import LINES
 
@@ -19,9 +19,7 @@ def save(found: Found, folder: Path) -> list[Path]:
         return []
     figures = {"scores.png": scores_figure(found), "curves.png": curves_figure(found)}
     for name, figure in figures.items():
-        with atomic_path(folder / name) as temporary:
-            # No software version inside: equal pictures are equal files.
-            figure.savefig(temporary, dpi=90, facecolor="white", format="png", metadata={"Software": None})
+        save_picture(figure, folder / name, 90)
     return [folder / name for name in figures]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from neuclip_lib.studies.grid import Grid, Row
 from neuclip_lib.studies.keep import Kept
 from neuclip_lib.studies.measure import best_rate
+from neuclip_lib.studies.pages import markdown
 from neuclip_lib.studies.statistics import Interval, Spread, paired_interval, spread
 
 Result = dict[str, Any]
@@ -83,12 +84,6 @@ def own_error(result: Result) -> float | None:
 def unseen(task: str) -> Figure:
     """Top-1 accuracy in percent of a task on data of another origin."""
     return lambda result: result["unseen"].get(task, {}).get("top1")
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table; the first column is text, the others figures."""
-    lines = [list(head), ["---", *["---:"] * (len(head) - 1)], *map(list, rows)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def scores_table(found: Found, figure: Figure = recall) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from neuclip_lib.files import atomic_path
 from neuclip_lib.methods import get_method
 from neuclip_lib.studies.keep import ABOUT, Kept
+from neuclip_lib.studies.pages import markdown, save_picture
 from neuclip_lib.training.pictures import LINES
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def table(kept: Kept) -> str:
         f"Mean square error of alpha after {last} steps, mean of {seeds} seeds (range of them); the lowest is bold.",
         "",
     ]
-    lines += _by_setting(found, lambda setting, name: _mse(found, setting, name))
+    lines.append(_by_setting(found, lambda setting, name: _mse(found, setting, name)))
     few, many = found.along_n()[0], found.along_n()[-1]
     least, most = found.along_b()[0], found.along_b()[-1]
     lines += ["", "What the error is multiplied by.", ""]
@@ -85,27 +85,20 @@ def table(kept: Kept) -> str:
         [title(name), *(f"{found.mean(to, name) / found.mean(start, name):.2f}" for to, start in ratios.values())]
         for name in found.estimators
     ]
-    lines += markdown(["estimator", *ratios], rows)
+    lines.append(markdown(["estimator", *ratios], rows))
     lines += ["", "Bias (mean of estimate - target) / correlation with the target.", ""]
-    lines += _by_setting(
-        found,
-        lambda setting, name: (
-            f"{found.mean(setting, name, 'bias'):+.2f} / {found.mean(setting, name, 'correlation'):.2f}"
-        ),
+    lines.append(
+        _by_setting(
+            found,
+            lambda setting, name: (
+                f"{found.mean(setting, name, 'bias'):+.2f} / {found.mean(setting, name, 'correlation'):.2f}"
+            ),
+        )
     )
     return "\n".join(lines)
 
 
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table whose first column is text."""
-    return [_row(head), _row(["---", *["---:"] * (len(head) - 1)]), *map(_row, rows)]
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _by_setting(found: Found, cell: Callable[[Setting, str], str]) -> list[str]:
+def _by_setting(found: Found, cell: Callable[[Setting, str], str]) -> str:
     steps = found.parts[found.settings[0]][0]["curve"][-1]["step"]
     # How often a sample came up is what a moving average lives on.
     head = ["estimator", *(f"n {n}, B {size} ({steps * size / n:.1f} passes)" for n, size in found.settings)]
@@ -145,9 +138,7 @@ def draw(kept: Kept, path: Path) -> None:
     over_n.set_ylabel("mean square error of alpha")
     handles = [over_steps.get_lines()[place] for place in range(len(found.estimators))]
     figure.legend(handles, [title(name) for name in found.estimators], loc="outside lower center", ncols=2, fontsize=9)
-    with atomic_path(path) as temporary:
-        # No software version inside: equal pictures are equal files.
-        figure.savefig(temporary, format="png", dpi=110, facecolor="white", metadata={"Software": None})
+    save_picture(figure, path, 110)
 
 
 def _lines(axis: Axes, found: Found, settings: list[Setting], at: list[int], name: str, below: str) -> None:
