@@ -96,23 +96,22 @@ class Room:
 
     Args:
         logits: ``[2, B, m/W]``.
-        unit: ``[2, m/W, d]``, the prototypes as unit rows.
-        gradient: ``[2, m/W, d]``; what :meth:`Updates.gradient` returns lies here.
+        pull: ``[2, m/W, d]``, the gradient in the unit prototypes.
+        ones: ``[2 m/W, 1]``, their lengths.
     """
 
     logits: Tensor
-    unit: Tensor
-    gradient: Tensor
+    pull: Tensor
+    ones: Tensor
 
     @staticmethod
     def like(e: Tensor, own: int) -> Room:
         """For anchors ``e [2, B, d]`` and ``own`` prototypes of this rank."""
-        rows, columns = (2, own, e.shape[2]), (2, e.shape[1], own)
-        return Room(e.new_empty(columns), e.new_empty(rows), e.new_empty(rows))
+        return Room(e.new_empty(2, e.shape[1], own), e.new_empty(2, own, e.shape[2]), e.new_ones(2 * own, 1))
 
     def fits(self, e: Tensor, own: int) -> bool:
         """Whether it is for these sizes."""
-        return self.logits.shape == (2, e.shape[1], own) and self.unit.shape[2] == e.shape[2]
+        return self.logits.shape == (2, e.shape[1], own) and self.pull.shape[2] == e.shape[2]
 
 
 class _Block(NamedTuple):
@@ -160,7 +159,9 @@ class Updates:
         # Above a third of the format's range (29 in float32; a weight of 1e12) AdaGrad's squares overflow and the
         # column would never move again.
         self.least, self.most = 8 * format.eps / wide, math.log(format.max) / 3
-        self.blocks = [_Block(self.scaled[at], room.logits[at], self.front[at], *at) for at in _blocks(room.logits)]
+        self.blocks = [
+            _Block(self.scaled[at], room.logits[at], self.front[at], *at) for at in _blocks(room.logits, e.shape[2])
+        ]
 
     def gradient(self, w_raw: Tensor) -> Tensor:
         """Gradient of the loss (scaled by tau) in this rank's stored prototypes, in closed form.
@@ -171,11 +172,12 @@ class Updates:
             w_raw: stored prototypes of this rank ``[2, m/W, d]``, not normalised.
 
         Returns:
-            ``[2, m/W, d]``, whole (nothing is left to be averaged over ranks), valid until the next call.
+            ``[2, m/W, d]``, whole: nothing is left to be averaged over ranks.
         """
-        length = torch.linalg.vector_norm(w_raw, dim=2, keepdim=True)
-        w = torch.div(w_raw, length, out=self.room.unit)
-        columns = w.transpose(1, 2)
+        # What torch's weight_norm calls: unit rows, and below the gradient through them, in one pass each.
+        raw = w_raw.reshape(-1, w_raw.shape[2])
+        w, length = torch.ops.aten._weight_norm_interface(raw, self.room.ones, 0)
+        columns = w.view_as(w_raw).transpose(1, 2)
         tops: list[Tensor] = []
         totals: list[Tensor] = []
         # The B x m matrix sees only a maximum, an exponential and a sum; everything else acts on its rows.
@@ -193,27 +195,29 @@ class Updates:
         gap = (self.log_x - alpha).clamp_(max=self.most)
         minus_r = gap.mul_(gap.abs() > self.least).expm1_()
         row = own_top.sub_(alpha).exp_().mul_(minus_r)
-        g = self.room.gradient
+        g = self.room.pull
         for block in self.blocks:
             share, pull = block.logits.transpose(1, 2), block.front * row[block.side, block.rows]
             if block.rows.start == 0:
                 torch.bmm(share, pull, out=g[block.side])
             else:
                 g[block.side].baddbmm_(share, pull)
-        return g.addcmul_((g * w).sum(2, keepdim=True), w, value=-1).div_(length)
+        projected, _ = torch.ops.aten._weight_norm_interface_backward(g.view_as(raw), raw, self.room.ones, length, 0)
+        return projected.view_as(w_raw)
 
 
-CACHE = 2**21
-"""Bytes of the B x m matrix that a CPU works on at a time: about one core's second cache."""
+CACHE = 2**20
+"""Bytes of the B x m matrix that a CPU works on at a time: about half of one core's second cache."""
 
 
-def _blocks(logits: Tensor) -> list[tuple[slice, slice]]:
+def _blocks(logits: Tensor, dim: int) -> list[tuple[slice, slice]]:
     """Sides and rows to take together: all at once, or on a CPU as many rows as stay in its cache."""
     sides, size, m = logits.shape
     row = m * logits.element_size()
     if logits.device.type != "cpu" or sides * size * row <= CACHE:
         return [(slice(0, sides), slice(0, size))]
-    rows = max(64, CACHE // row)
+    # Every block reads all prototypes, m d numbers: with fewer than d/2 rows that costs more than the cache saves.
+    rows = max(64, CACHE // row, dim // 2)
     return [
         (slice(side, side + 1), slice(start, min(start + rows, size)))
         for side in range(sides)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.adagrad import adagrad
 
 from neuclip_lib.contrast import GlobalBatch, Sides
 from neuclip_lib.normalizers.base import Normalizer
@@ -47,6 +48,7 @@ class PrototypeOptions:
         detach_alpha: hold alpha constant in the encoder step instead of the unified objective (ours).
         compiled: let ``torch.compile`` fuse an update into a few kernels once all prototypes are filled. One process;
             needs a C++ compiler (CPU) or Triton (GPU), takes up to a minute once, and rounds otherwise than eager.
+            It saves launches of a GPU; a CPU is not faster for it.
     """
 
     m: int = 4096
@@ -122,9 +124,8 @@ class PrototypeNormalizer(Normalizer):
         self.options, self.eps = options, options.eps
         self.generator = torch.Generator().manual_seed(seed)
         self.w = torch.zeros(2, self._own(options.m), dim, device=device, dtype=dtype)
-        self.adagrad = torch.optim.Adagrad(
-            [self.w], lr=options.lr, eps=options.adagrad_eps, fused=self.w.device.type == "cpu"
-        )
+        self.adagrad_sum = torch.zeros_like(self.w)
+        self._no_decay = torch.zeros(())  # the count of steps that torch's AdaGrad asks for; nothing depends on it
         self.queue = torch.zeros(2, max(options.m, batch_size), dim, device=device, dtype=dtype)
         self.queue_next = self.queue_held = self.active = self.step = 0
         self._room: Room | None = None
@@ -168,12 +169,12 @@ class PrototypeNormalizer(Normalizer):
     def remember(self, batch: GlobalBatch) -> Callable[[], None]:
         """Takes back one update; a copy of the prototypes, of AdaGrad's sums and of the queue's places that change."""
         place = self._places(batch.size)
-        old = self.w.clone(), self._sum.clone(), self.queue[:, place]
+        old = self.w.clone(), self.adagrad_sum.clone(), self.queue[:, place]
         counters, generator = self._counters(), self.generator.get_state()
 
         def undo() -> None:
             self.w.copy_(old[0])
-            self._sum.copy_(old[1])
+            self.adagrad_sum.copy_(old[1])
             self.queue[:, place] = old[2]
             self.queue_next, self.queue_held, self.active, self.step = counters
             self.generator.set_state(generator)
@@ -184,7 +185,7 @@ class PrototypeNormalizer(Normalizer):
         """Prototypes, AdaGrad's sums, queue, counters and generator."""
         return {
             "w": self._together(self.w),
-            "adagrad_sum": self._together(self._sum),
+            "adagrad_sum": self._together(self.adagrad_sum),
             "queue": self.queue.clone(),
             "counters": self._counters(),
             "generator": self.generator.get_state(),
@@ -196,7 +197,7 @@ class PrototypeNormalizer(Normalizer):
         Raises:
             ValueError: when a part is missing or of another size.
         """
-        parts = {"w": self.w, "adagrad_sum": self._sum, "queue": self.queue}
+        parts = {"w": self.w, "adagrad_sum": self.adagrad_sum, "queue": self.queue}
         if set(state) != {*parts, "counters", "generator"}:
             raise ValueError(f"this is not the state of a prototype normalizer: it has {sorted(state)}")
         whole = torch.Size((2, self.options.m, self.w.shape[2]))
@@ -212,10 +213,6 @@ class PrototypeNormalizer(Normalizer):
             parts[name].copy_(self._mine(state[name]))
         self.queue_next, self.queue_held, self.active, self.step = map(int, state["counters"])
         self.generator.set_state(state["generator"].cpu())
-
-    @property
-    def _sum(self) -> Tensor:
-        return self.adagrad.state[self.w]["sum"]
 
     def _own(self, count: int) -> int:
         """How many of the first ``count`` prototypes are this rank's."""
@@ -259,7 +256,7 @@ class PrototypeNormalizer(Normalizer):
         draw = torch.randperm(self.queue_held, generator=self.generator)[: self.active].to(self.queue.device)
         self.w.zero_()
         self.w[:, : self._own(self.active)] = self.queue[:, draw[self.ranks.rank :: self.ranks.size]]
-        self._sum.zero_()
+        self.adagrad_sum.zero_()
 
     def _fill(self, e: Tensor) -> None:
         """Give free columns this batch's embeddings, each pair once: equal columns would move together for ever.
@@ -285,5 +282,20 @@ class PrototypeNormalizer(Normalizer):
         gradient_of = compiled_gradient() if self.options.compiled and not idle else Updates.gradient
         for _ in range(self.options.updates):
             gradient = gradient_of(updates, self.w[:, :own])
-            self.w.grad = torch.nn.functional.pad(gradient, (0, 0, 0, idle)) if idle else gradient
-            self.adagrad.step()
+            self._adagrad(torch.nn.functional.pad(gradient, (0, 0, 0, idle)) if idle else gradient)
+
+    def _adagrad(self, gradient: Tensor) -> None:
+        """``sum <- sum + g^2``, ``w <- w - lr g/(sqrt(sum) + eps)``: torch's own, without an optimizer's hooks."""
+        options = self.options
+        adagrad(
+            [self.w],
+            [gradient],
+            [self.adagrad_sum],
+            [self._no_decay],
+            fused=self.w.device.type == "cpu",
+            lr=options.lr,
+            weight_decay=0.0,
+            lr_decay=0.0,
+            eps=options.adagrad_eps,
+            maximize=False,
+        )

@@ -25,3 +25,10 @@ def test_rows_taken_block_by_block_give_the_same_gradient(monkeypatch, tau):
     assert [block.rows.stop - block.rows.start for block in updates.blocks] == [70, 70, 60] * 2
     gap = updates.gradient(w) - whole
     assert torch.linalg.vector_norm(gap) < 1e-13 * torch.linalg.vector_norm(whole)
+
+
+def test_a_block_has_at_least_half_as_many_rows_as_the_embedding_has_numbers():
+    e, positive = unit(2, 200, 300, seed=1), unit(1, 200, seed=2)[0]
+    room = prototype_math.Room.like(e, 4096)
+    updates = prototype_math.Updates(e, positive, unit(2, 200), torch.tensor(0.05, dtype=F64), 1e-6, 4096, room)
+    assert [block.rows.stop - block.rows.start for block in updates.blocks] == [150, 50] * 2
