@@ -28,6 +28,7 @@ from neuclip_lib.normalizers import (
     share_with_batch,
 )
 from neuclip_lib.parts import Contrastive, Method, Pairwise, Parts, Settings, temperature_per_sample
+from neuclip_lib.temperature import TemperatureOptions
 
 
 def _openclip(settings: Settings) -> Parts:
@@ -266,6 +267,14 @@ def bytes_per_sample(method: Method) -> int:
     parts, temperature = method.build(settings), method.temperature(settings)
     of_both = [getattr(keeper, "bytes_for", None) for keeper in (parts.normalizer, temperature)]
     return sum(bytes_for(2) - bytes_for(1) for bytes_for in of_both if bytes_for is not None)
+
+
+def runs_away(method: Method, temperature: TemperatureOptions) -> bool:
+    """Whether a learned tau has nothing that holds it: the loss has the factor tau, and rho is 0."""
+    if not (temperature.learned or method.tau == "per sample"):
+        return False
+    parts = method.build(Settings(2, 4, temperature, n=4, prototypes=PrototypeOptions(m=4)))
+    return isinstance(parts, Contrastive) and parts.objective.factor == "tau" and parts.objective.rho == 0
 
 
 def method_names() -> list[str]:

@@ -95,4 +95,4 @@ def operator_rows(rounds: int) -> list[dict[str, Any]]:
 
 
 def _counted(case: str, variant: str, value: float, target: float | None) -> dict[str, Any]:
-    return {"case": case, "variant": variant, "ratio": value, "target": target, "iqr": [value, value]}
+    return {"case": case, "variant": variant, "ratio": value, "target": target, "iqr": None}

@@ -125,7 +125,7 @@ def measure(ranks: Ranks, rounds: int) -> list[dict[str, Any]]:
     counting.floats = 0
     counted()
     sent = counting.floats / (4 * SIZE * UPDATES)
-    return [*rows, {"case": case, "variant": "floats sent / 4 B T_u", "ratio": sent, "target": 1, "iqr": [sent, sent]}]
+    return [*rows, {"case": case, "variant": "floats sent / 4 B T_u", "ratio": sent, "target": 1, "iqr": None}]
 
 
 def main(out: Path, rounds: int) -> None:

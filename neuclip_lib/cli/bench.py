@@ -34,8 +34,9 @@ def main(arguments: list[str]) -> int:
         print(f"{name}  {TABLES[name].__doc__}")
         for row in rows:
             target = "" if row["target"] is None else f"   target {row['target']}"
-            low, high = row["iqr"]
-            print(f"  {row['case']:34} {row['variant']:42} {row['ratio']:.2f}  ({low:.2f} to {high:.2f}){target}")
+            # What is counted has no spread.
+            spread = "" if row["iqr"] is None else "  ({:.2f} to {:.2f})".format(*row["iqr"])
+            print(f"  {row['case']:34} {row['variant']:42} {row['ratio']:.2f}{spread}{target}")
     if options.json:
         write_json(options.json, result)
         print(f"written to {options.json}", file=sys.stderr)

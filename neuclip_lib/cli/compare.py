@@ -150,7 +150,7 @@ def _naming(arguments: Sequence[str]) -> list[str]:
             skip -= 1
         elif word in ("--only", "--jobs"):
             skip = 1
-        elif word not in ("--again", "--retry", "--table"):
+        elif word not in ("--again", "--retry", "--table") and not word.startswith(("--only=", "--jobs=")):
             kept.append(word)
     return kept
 

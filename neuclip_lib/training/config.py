@@ -13,7 +13,7 @@ from neuclip_lib.data.registry import spec_of
 from neuclip_lib.devices import pick_device
 from neuclip_lib.files import read_json
 from neuclip_lib.losses import KclOptions, SiglipOptions
-from neuclip_lib.methods import get_method
+from neuclip_lib.methods import get_method, runs_away
 from neuclip_lib.models import check_model_name
 from neuclip_lib.normalizers import AmortizedOptions, MovingAverageOptions, PrototypeOptions
 from neuclip_lib.temperature import TemperatureOptions
@@ -121,12 +121,19 @@ class TrainConfig:
 
     def doubts(self) -> list[str]:
         """What is allowed and probably not meant; the trainer warns of it."""
+        doubts = []
         if self.optim.warmup > self.steps > 0:
-            return [
+            doubts.append(
                 f"the warm-up of {self.optim.warmup} steps is longer than the run of {self.steps}: "
                 "the learning rate never reaches its peak"
-            ]
-        return []
+            )
+        if runs_away(get_method(self.method), self.temperature):
+            doubts.append(
+                f"{self.method} learns the temperature with temperature.rho 0: nothing holds it, and it rises to "
+                f"temperature.high {self.temperature.high}; set rho to the mean KL divergence that you want of the "
+                "negatives' weights from uniform (nc.suggest_rho measures it)"
+            )
+        return doubts
 
     def _check_numbers(self) -> None:
         if self.batch_size < 2:

@@ -45,7 +45,7 @@ def train(config: TrainConfig, out: Path | str | None = None, resume: bool = Tru
         KeyboardInterrupt, SystemExit: after SIGINT or SIGTERM, once the state is saved.
 
     Warns:
-        UserWarning: when the warm-up is longer than the run.
+        UserWarning: when the warm-up is longer than the run, or nothing holds a learned temperature.
     """
     config.check()
     for doubt in config.doubts():
@@ -64,6 +64,8 @@ def train(config: TrainConfig, out: Path | str | None = None, resume: bool = Tru
             pairs = _load_pairs(config)
             _say(quiet, _describe_order(config, len(pairs), ranks))
             session = Session(config, folder, pairs, there, quiet, ranks, device)
+            if session.start:
+                _say(quiet, f"going on from step {session.start} of {config.steps}")
             with StopRequest() as stop:
                 session.run(stop)
             stop.leave()

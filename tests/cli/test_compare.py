@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from neuclip_lib.cli.compare import main
+from neuclip_lib.cli.compare import _naming, main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -85,3 +85,8 @@ def test_the_tables_of_the_kept_studies_are_printed_without_measuring(study, wor
     assert main([study, "--table", "--out", str(folder)]) == 0
     assert word in capsys.readouterr().out
     assert {file: file.read_bytes() for file in folder.iterdir()} == before
+
+
+def test_the_printed_command_names_the_comparison_and_not_what_was_done_with_it():
+    words = ["map", "--only=one", "--out", "x", "--again", "--only", "two", "--jobs=3", "--table", "--jobs", "1"]
+    assert _naming(words) == ["map", "--out", "x"]

@@ -102,6 +102,27 @@ def test_a_warm_up_longer_than_the_run_is_doubted_and_a_shorter_one_is_not() -> 
     assert presets.laptop(steps=0).doubts() == []
 
 
+@pytest.mark.parametrize(
+    ("method", "overrides", "doubted"),
+    [
+        ("neuclip", {"temperature.learned": True}, True),
+        ("neuclip", {"temperature.learned": True, "temperature.rho": 2.0}, False),
+        ("neuclip", {}, False),
+        ("gcl-batch", {"temperature.learned": True}, True),
+        ("openclip", {"temperature.learned": True}, False),
+        ("amorlip", {"temperature.learned": True}, False),
+        ("siglip", {}, False),
+        ("fastclip-v0", {"temperature.learned": True}, False),
+        ("fastclip-v2", {}, True),
+        ("isogclr", {"temperature.rho": 2.0}, False),
+    ],
+)
+def test_a_learned_temperature_that_nothing_holds_is_doubted(method: str, overrides: dict, doubted: bool) -> None:
+    doubts = presets.laptop(method, **overrides).doubts()
+    assert len(doubts) == doubted
+    assert all("temperature.rho 0: nothing holds it, and it rises to temperature.high 1.0" in text for text in doubts)
+
+
 def test_differences_leave_out_where_the_values_came_from() -> None:
     config = presets.tiny()
     assert differences(config, dataclasses.replace(config, preset="other")) == {}

@@ -176,6 +176,15 @@ def test_taken_up_with_other_versions_it_says_so_and_writes_it_down(
     assert run.versions()["resumed"] == [{"step": 2, "changed": {"torch": ["2.0.0", now]}}]
 
 
+def test_taken_up_it_says_from_which_step(tmp_path: Path, small: Small, capsys: pytest.CaptureFixture[str]) -> None:
+    config = small("openclip", steps=4, checkpoint_every=2)
+    run = train(config, tmp_path / "run")
+    assert "going on" not in capsys.readouterr().out
+    checkpoint.discard_after(run.checkpoints, 2)
+    train(config, run.folder)
+    assert "going on from step 2 of 4" in capsys.readouterr().out
+
+
 def test_no_steps_at_all_end_with_a_checkpoint(tmp_path: Path, small: Small) -> None:
     run = train(small("neuclip", steps=0), tmp_path / "run", quiet=True)
     assert run.finished
