@@ -42,15 +42,16 @@ GRIDS = {
         ),
         Grid(
             "mixed",
-            "which share of the batch, how many prototypes and which cap suit neuclip-mixed?",
+            "which share of the batch, which prototypes and which cap suit neuclip-mixed?",
             (
                 Variant("gcl-batch", "gcl-batch"),
                 Variant("neuclip", "neuclip"),
-                _mixed("share .1", batch_share=0.1),
                 _mixed("share .2", batch_share=0.2),
                 _mixed("share .5", batch_share=0.5),
                 _mixed("share 1 to .2 in 8 passes", batch_share=0.2, share_decay_epochs=8),
                 _mixed("share .2, m 1024", batch_share=0.2, m=1024),
+                # The last m pairs themselves, of several batches, in the place of prototypes that learn.
+                _mixed("share .2, recent pairs", batch_share=0.2, restart_every=1, updates=0),
                 _mixed("share .2, no cap", batch_share=0.2, weight_cap=None),
                 _mixed("share .2, alpha held", batch_share=0.2, detach_alpha=True),
             ),
