@@ -56,7 +56,7 @@ check: $(STAMP) ## format, lint, types, generated files up to date
 	$(BIN)/python .ci/pins.py --check
 	$(BIN)/python -m neuclip_lib lessons check
 	$(BIN)/python -m neuclip_lib data card --check
-	$(BIN)/python -m neuclip_lib run --check-readme
+	$(BIN)/python -m neuclip_lib readme --check
 	$(BIN)/python tests/full.py --check
 
 format: $(STAMP) ## format and fix what can be fixed

@@ -15,6 +15,7 @@ COMMANDS = {
     "methods": "list the methods: normalizer, temperature, index, bytes per sample, source",
     "data": "list, build or show the data sets",
     "lessons": "build or check the notebooks",
+    "readme": "make README.md's tables from results/ anew, or check them",
     "bench": "print the performance ratios",
     "doctor": "check this machine: versions, memory, optional packages, a five-second self-test",
 }

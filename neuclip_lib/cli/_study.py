@@ -1,4 +1,4 @@
-"""The figures in README.md: kept as small JSON files under ``results``, and the page's section made from them."""
+"""The figures of ``run``: kept as small JSON files under ``results``, and README.md's first table made from them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 from neuclip_lib.cli._table import Result, as_markdown, notes_of
 from neuclip_lib.course.studies import config_sha256
-from neuclip_lib.files import atomic_folder, read_json, write_json, write_text
+from neuclip_lib.files import atomic_folder, read_json, write_json
 
-BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+STUDY = "laptop"
 
 
 def record(root: Path, study: str, command: str, results: Sequence[Result]) -> Path:
@@ -42,13 +42,13 @@ def record(root: Path, study: str, command: str, results: Sequence[Result]) -> P
     return folder
 
 
-def section(root: Path, study: str) -> str:
-    """The text between the marks in README.md, made from ``results/STUDY``.
+def laptop_section(root: Path) -> str:
+    """The laptop preset's table for README.md, made from ``results/laptop``.
 
     Raises:
         RuntimeError: when the study is missing or damaged.
     """
-    folder = root / "results" / study
+    folder = root / "results" / STUDY
     about = read_json(folder / "study.json")
     results = [read_json(folder / f"{method}.json") for method in about["methods"]]
     versions = about["versions"]
@@ -57,28 +57,3 @@ def section(root: Path, study: str) -> str:
         f"torch {versions['torch']})."
     )
     return "\n\n".join([as_markdown(results), told, *notes_of(results)])
-
-
-def with_section(page: str, text: str) -> str:
-    """The page with the text between its marks.
-
-    Raises:
-        RuntimeError: when the page lacks the marks.
-    """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise RuntimeError(f"README.md has no {BEGIN} ... {END}; put both marks back")
-    return f"{before}{BEGIN}\n{text}\n{END}{after}"
-
-
-def write_readme(root: Path, study: str) -> None:
-    """Make the section of README.md anew."""
-    page = root / "README.md"
-    write_text(page, with_section(page.read_text(encoding="utf-8"), section(root, study)))
-
-
-def readme_is_current(root: Path, study: str) -> bool:
-    """Whether the section of README.md is what the stored figures give."""
-    page = (root / "README.md").read_text(encoding="utf-8")
-    return page == with_section(page, section(root, study))

@@ -102,7 +102,9 @@ def _own(chosen: argparse.Namespace) -> int:
     folder = (chosen.out or Path("results") / chosen.study).resolve()
     if not chosen.table:
         measure(folder, chosen.seeds or seeds)
-    print(table(Kept(folder)))
+    page = table(Kept(folder))
+    write_text(folder / "report.md", page)
+    print(page)
     print(f"kept in {folder}", file=sys.stderr)
     return 0
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from neuclip_lib import home
-from neuclip_lib.cli import _study
+from neuclip_lib.cli import _study, readme
 from neuclip_lib.cli._jobs import Job, Stage, run_jobs
 from neuclip_lib.cli._machine import usable_cores
 from neuclip_lib.cli._table import Result, as_text, notes_of, read_result
@@ -23,7 +23,7 @@ from neuclip_lib.training.evaluate import evaluation_file, pictures_folder
 METHODS = ("openclip", "gcl-batch", "neuclip")
 # So that one run's embeddings show which estimator is better, not which run.
 SHADOWS = {"openclip": ("neuclip",)}
-STUDY, LESSON = "laptop", "0"
+LESSON = "0"
 EVALUATE_SECONDS, LESSON_SECONDS = 15.0, 45.0
 """Rough, for the time left only."""
 
@@ -59,8 +59,6 @@ def main(arguments: list[str]) -> int:
         ValueError, RuntimeError: for unknown names or folders that hold other runs, before any work.
     """
     chosen = _parser().parse_args(arguments)
-    if chosen.readme or chosen.check_readme:
-        return _readme(chosen.check_readme)
     if chosen.jobs < 1:
         raise ValueError(f"--jobs must be at least 1, got {chosen.jobs}")
     begun = time.monotonic()
@@ -95,8 +93,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=min(2, usable_cores()), help="runs at a time, one thread each")
     parser.add_argument("--no-lesson", dest="lesson", action="store_false", help="leave lesson 0 out")
     parser.add_argument("--record", action="store_true", help="keep the figures in results/ and in README.md")
-    parser.add_argument("--readme", action="store_true", help="only make README.md's table from results/ anew")
-    parser.add_argument("--check-readme", action="store_true", help="only check that README.md's table is up to date")
     return parser
 
 
@@ -226,17 +222,6 @@ def _record(study: str, results: Sequence[Result]) -> None:
     command = f"python -m neuclip_lib run --record --preset {study} --seed {results[0]['seed']}"
     folder = _study.record(root, study, command, results)
     print(f"\nkept in {folder}")
-    if study == STUDY:
-        _study.write_readme(root, STUDY)
+    if study == _study.STUDY:
+        readme.write(root)
         print(f"and in {root / 'README.md'}")
-
-
-def _readme(check: bool) -> int:
-    from neuclip_lib.course.source import course_root
-
-    root = course_root()
-    if not check:
-        _study.write_readme(root, STUDY)
-    elif not _study.readme_is_current(root, STUDY):
-        raise RuntimeError("the table in README.md is not what results/ gives; run: python -m neuclip_lib run --readme")
-    return 0

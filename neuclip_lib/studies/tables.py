@@ -105,6 +105,36 @@ def scores_table(found: Found, figure: Figure = recall) -> str:
     return markdown(["method", *cells], rows)
 
 
+def what_is_shown(found: Found) -> str:
+    """What the figures of :func:`scores_table` are, and how many runs there are."""
+    grid = found.grid
+    part = "validation" if grid.split == "tune" else "test"
+    return (
+        f"{len(found.results)} of {len(list(grid.rows()))} runs, {len(found.failed)} of them failed. Figures are the "
+        f"mean of the two R@1 in percent on the {part} part of {grid.data}, "
+        f"mean ± standard deviation over the seeds {', '.join(map(str, grid.seeds))}; "
+        + (f"{grid.passes:g} passes over the training pairs." if grid.passes else "the preset's number of steps.")
+    )
+
+
+def winners(found: Found) -> str:
+    """Who has the highest mean in the settings that all methods have runs in; empty when there is none yet."""
+    names = [variant.name for variant in found.grid.variants]
+    first: dict[str, list[str]] = {}
+    for cell in found.grid.cells:
+        means = {name: one.mean for name in names if (one := found.spread(cell.name, name, recall)) is not None}
+        if len(means) == len(names):
+            first.setdefault(max(means, key=lambda name: means[name]), []).append(cell.name)
+    whole = sum(map(len, first.values()))
+    if not whole:
+        return ""
+    parts = []
+    for name, cells in sorted(first.items(), key=lambda item: -len(item[1])):
+        where = "every setting" if len(cells) == whole > 1 else f"{len(cells)} of {whole} ({', '.join(cells)})"
+        parts.append(f"{name} in {where}")
+    return f"Highest mean R@1: {'; '.join(parts)}."
+
+
 def differences_table(found: Found, figure: Figure = recall) -> str:
     """Every other variant less the first: over all cells, and the cells where it is lower."""
     reference = found.grid.variants[0].name
@@ -160,16 +190,7 @@ def report(found: Found, command: str) -> str:
         command: to which ``--only ROW`` is added to measure a row again.
     """
     grid = found.grid
-    wanted = len(list(grid.rows()))
-    part = "validation" if grid.split == "tune" else "test"
-    parts = [
-        f"# {grid.study}: {grid.question}",
-        f"{len(found.results)} of {wanted} runs, {len(found.failed)} of them failed. Figures are the mean of the two "
-        f"R@1 in percent on the {part} part of {grid.data}, mean ± standard deviation over the seeds "
-        f"{', '.join(map(str, grid.seeds))}; "
-        + (f"{grid.passes:g} passes over the training pairs." if grid.passes else "the preset's number of steps."),
-        scores_table(found),
-    ]
+    parts = [f"# {grid.study}: {grid.question}", winners(found), what_is_shown(found), scores_table(found)]
     if len(grid.variants) > 1:
         parts += [
             f"Paired differences from {grid.variants[0].name}: runs that share setting and seed; "
@@ -189,4 +210,4 @@ def report(found: Found, command: str) -> str:
         parts += ["Failed runs:", "\n".join(f"- {row.name}: {error}" for row, error in found.failed.items())]
     example = next(grid.rows()).name
     parts.append(f"To measure a run again: `{command} --only ROW --again`, with ROW for instance `{example}`.")
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(part for part in parts if part) + "\n"

@@ -1,4 +1,4 @@
-"""The table of several runs, and the section of README.md that is made from stored figures."""
+"""The table of several runs, and the parts of README.md that are made from stored figures."""
 
 import json
 from pathlib import Path
@@ -6,10 +6,15 @@ from typing import Any
 
 import pytest
 
-from neuclip_lib.cli import _study, _table
+from neuclip_lib.cli import _study, _table, readme
 from neuclip_lib.course.studies import results as load_study
 from neuclip_lib.files import write_json
+from neuclip_lib.studies.keep import open_study
+from neuclip_lib.studies.known import get_grid
 from neuclip_lib.training.log import training_seconds
+
+BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+MAP = "<!-- map:begin -->\nolder\n<!-- map:end -->"
 
 
 def result(method: str, first: float, mse: float | None = 0.5, shadows: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -78,7 +83,7 @@ def test_training_seconds_are_steps_over_speed_also_after_a_restart() -> None:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A page with the marks, and a study in ``results/laptop``."""
-    (tmp_path / "README.md").write_text(f"before\n{_study.BEGIN}\nold\n{_study.END}\nafter\n")
+    (tmp_path / "README.md").write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n{MAP}\n")
     _study.record(tmp_path, "laptop", "the command", [result("openclip", 44.14), result("neuclip", 50.0)])
     return tmp_path
 
@@ -97,34 +102,76 @@ def test_a_study_measured_again_replaces_the_old_one(checkout: Path) -> None:
 
 
 def test_the_page_follows_the_stored_figures(checkout: Path) -> None:
-    assert not _study.readme_is_current(checkout, "laptop")
-    _study.write_readme(checkout, "laptop")
+    assert not readme.is_current(checkout)
+    readme.write(checkout)
     page = (checkout / "README.md").read_text()
-    assert page.startswith(f"before\n{_study.BEGIN}\n| method |") and page.endswith(f"{_study.END}\nafter\n")
+    assert page.startswith(f"before\n{BEGIN}\n| method |") and f"{END}\nafter\n" in page
     assert "| OPENCLIP | 44.1 / 88.3 / n/a |" in page and "`the command`" in page and "old" not in page
-    assert _study.readme_is_current(checkout, "laptop")
-    _study.write_readme(checkout, "laptop")
+    assert readme.is_current(checkout)
+    readme.write(checkout)
     assert (checkout / "README.md").read_text() == page
 
 
 def test_a_figure_changed_by_hand_is_seen(checkout: Path) -> None:
-    _study.write_readme(checkout, "laptop")
+    readme.write(checkout)
     page = checkout / "README.md"
     page.write_text(page.read_text().replace("44.1", "47.1"))
-    assert not _study.readme_is_current(checkout, "laptop")
-    _study.write_readme(checkout, "laptop")
+    assert not readme.is_current(checkout)
+    readme.write(checkout)
     stored = checkout / "results" / "laptop" / "neuclip.json"
     write_json(stored, json.loads(stored.read_text()) | {"seconds": 20.0})
-    assert not _study.readme_is_current(checkout, "laptop")
+    assert not readme.is_current(checkout)
 
 
 def test_a_page_without_marks_or_a_study_is_refused(checkout: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"missing-study.study\.json is missing"):
-        _study.write_readme(checkout, "missing-study")
-    (checkout / "README.md").write_text(f"{_study.BEGIN} and no end")
+    (checkout / "README.md").write_text(f"{BEGIN} and no end")
     with pytest.raises(RuntimeError, match="put both marks back"):
-        _study.write_readme(checkout, "laptop")
-    assert (checkout / "README.md").read_text() == f"{_study.BEGIN} and no end"
+        readme.write(checkout)
+    assert (checkout / "README.md").read_text() == f"{BEGIN} and no end"
+    (checkout / "README.md").write_text(f"{BEGIN}\n{END}\n{MAP}\n")
+    (checkout / "results" / "laptop" / "study.json").unlink()
+    with pytest.raises(RuntimeError, match=r"laptop.study\.json is missing"):
+        readme.write(checkout)
+
+
+def measured(checkout: Path, scores: dict[tuple[str, str, int], float]) -> None:
+    """Write rows of the map by (cell, method, seed)."""
+    grid = get_grid("map")
+    kept = open_study(checkout / "results" / "map", "compare it", grid.as_json(), grid.seeds)
+    for row in grid.rows():
+        key = row.cell.name, row.variant.name, row.seed
+        if key in scores:
+            kept.write(row.name, {"error": None, "r@1": scores[key], "unseen": {}, "normalizer_error": {}})
+
+
+def test_the_maps_section_says_who_is_first_where(checkout: Path) -> None:
+    grid = get_grid("map")
+    names, cells = [variant.name for variant in grid.variants], [cell.name for cell in grid.cells]
+    readme.write(checkout)
+    page = (checkout / "README.md").read_text()
+    assert "Not measured yet" in page and "older" not in page and "Highest mean" not in page
+
+    measured(checkout, {(cells[0], name, 0): 40.0 + k for k, name in enumerate(names[:-1])})
+    readme.write(checkout)
+    assert "Highest mean" not in (checkout / "README.md").read_text()  # a method is missing in every setting
+
+    # neuclip first in one setting, gcl-batch in the other three; a second seed that changes nothing
+    scores = {(cell, name, seed): 40.0 for cell in cells for name in names for seed in (0, 1)}
+    for cell in cells:
+        for seed in (0, 1):
+            scores[cell, "neuclip" if cell == cells[1] else "gcl-batch", seed] = 41.5 + seed
+    measured(checkout, scores)
+    readme.write(checkout)
+    page = (checkout / "README.md").read_text()
+    others = ", ".join(cell for cell in cells if cell != cells[1])
+    told = f"Highest mean R@1: gcl-batch in 3 of 4 ({others}); neuclip in 1 of 4 ({cells[1]})."
+    first, below = page.split(END)
+    assert f"(below): {told}" in first and f"\n{told}\n" in below
+    assert "| gcl-batch | **42.0 ± 0.7** | 40.0 ± 0.0 | **42.0 ± 0.7** | **42.0 ± 0.7** |" in below
+    assert "48 of 48 runs, 0 of them failed" in below and "`compare it`" in below
+    # neuclip - gcl-batch: -1.5, -2.5, +1.5, +2.5, and twice -1.5 and -2.5: mean -1, so not told apart
+    assert "| neuclip | -1.0 (" in below and "not told apart | " + others.split(", ")[0] in below
+    assert readme.is_current(checkout)
 
 
 def test_the_curves_keep_steps_and_figures_alone() -> None:

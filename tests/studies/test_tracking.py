@@ -167,6 +167,7 @@ def test_nothing_measured_is_said(tmp_path):
 def test_the_study_itself_measures_what_it_claims_to():
     study = tracking.STUDY
     assert {(setting.n, setting.batch_size) for setting in study.settings} >= {
+        (500, 128),
         (4_000, 128),
         (20_000, 128),
         (100_000, 128),
