@@ -156,8 +156,8 @@ class Updates:
         self.log_x = log_eps_plus_g[:, :, None]
         self.log_eps = e.new_full((), log_or_minus_infinity(eps))
         # A gap log(eps + g) - alpha within the rounding of s/tau is none: AdaGrad would turn its sign into full steps.
-        # Above a third of the format's range (29 in float32; a weight of 1e12) AdaGrad's squares overflow and the
-        # column would never move again.
+        # Above half of the format's range (44 in float32) AdaGrad's squares overflow and the column would never move
+        # again; a third (29, a weight of 1e12) leaves room for their sum.
         self.least, self.most = 8 * format.eps / wide, math.log(format.max) / 3
         self.blocks = [
             _Block(self.scaled[at], room.logits[at], self.front[at], *at) for at in _blocks(room.logits, e.shape[2])

@@ -143,12 +143,14 @@ class PrototypeNormalizer(Normalizer):
             ValueError: when the batch does not fit the queue.
         """
         e, positive = stack_sides(batch.e1, batch.e2)
-        self._push(e)
+        # An embedding of zeros has no direction, and one such column would make all of its side NaN: it gets one.
+        seeds = torch.where((e == 0).all(2, keepdim=True), e.shape[2] ** -0.5, e)
+        self._push(seeds)
         every = self.options.restart_every
         if self.step == 0 or (every and self.step % every == 0):
             self._restart()
         elif self.active < self.options.m:
-            self._fill(e)
+            self._fill(seeds)
         log_x = torch.stack(batch.whole(log_g))
         log_x = torch.logaddexp(log_x, log_x.new_full((), log_or_minus_infinity(self.eps)))
         self._descend(e, positive, log_x, tau)

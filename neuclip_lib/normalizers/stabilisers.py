@@ -34,7 +34,8 @@ def cap_weight(raw: Stabilised, log_eps_plus_g: Sides, weight_cap: float) -> Sta
 def share_with_batch(raw: Stabilised, log_eps_plus_g: Sides, share: float) -> Stabilised:
     """``alpha <- log((1 - share) exp(alpha) + share (eps + g))``: ``gcl-batch`` at 1, the plain alpha at 0.
 
-    An anchor's weight stays below ``(1 + share)^2 / (4 share)``.
+    ``exp(-alpha)(eps + g)`` is then at most ``1/share``. With the batch's part of alpha differentiated, the weight of
+    an anchor's gradient of ``log g`` is at most ``(1 + share)^2 / (4 share)``.
     """
     if share == 0:
         return raw

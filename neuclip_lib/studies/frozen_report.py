@@ -62,9 +62,11 @@ def table(kept: Kept) -> str:
     """
     found = Found(kept)
     lines = [
-        f"Gradients of fresh batches at tau = {found.tau}, in units of the length of the exact "
-        "gradient over all pairs (eps = 0, the same for every method; a method's factor tau is divided out). "
-        "A bias well below its noise is not told from none; `exact` is the exact normalizer, held.",
+        f"Gradients of fresh batches at tau = {found.tau}, in units of the length of the exact gradient over all pairs "
+        "(the variance in units of its square; eps = 0, the same for every method; a method's factor tau is divided "
+        "out). The noise is the length by which the mean of so many batches is off by chance: it is taken off the "
+        "bias, but a bias well below it is not told from none. All methods see the same batches. `exact` is the exact "
+        "normalizer, held, without a cap; NeuCLIP's and the mixed one's weights have their cap.",
     ]
     for setting in found.settings:
         if setting in found.common:

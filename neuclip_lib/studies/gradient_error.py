@@ -107,8 +107,9 @@ class Moments:
         Returns:
             ``bias``: of the mean. ``cosine``: of mean and target. ``direction``: what is left of the bias after the
             best positive scale. ``scale``: the component of the mean along the target. ``variance``: of one vector.
-            ``noise``: root of variance/R; a bias well below it is not told from none. Cosine and direction are None
-            where the mean itself is not told from none.
+            ``noise``: root of variance/R, the length that the mean is off by chance; taken off the bias already, but a
+            bias well below it is not told from none. Cosine and direction are None where the mean is not longer than
+            its noise.
 
         Raises:
             RuntimeError: for fewer than 2 vectors.
@@ -120,7 +121,7 @@ class Moments:
         noise = variance / self.count
         off = float((mean - target) @ (mean - target)) - noise
         length, along = float(mean @ mean) - noise, float(mean @ target)
-        cosine = min(1.0, along / math.sqrt(length * unit)) if length > 0 else None
+        cosine = max(-1.0, min(1.0, along / math.sqrt(length * unit))) if length > noise else None
         # The sine of the angle; beyond a right angle the best scale is none at all.
         direction = None if cosine is None else math.sqrt(1 - max(0.0, cosine) ** 2)
         return {

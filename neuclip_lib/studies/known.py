@@ -15,6 +15,9 @@ RIDERS = ("sogclr", "neuclip")
 """Normalizers that ride along in the runs of ``gcl-batch``: there all see the same embeddings."""
 
 
+NO_CAP = {"prototypes.weight_cap": None}
+
+
 def _six(with_riders: bool = True) -> tuple[Variant, ...]:
     riders = {"shadows": RIDERS} if with_riders else {}
     return tuple(Variant(name, name, riders if name == SIX[0] else {}) for name in SIX)
@@ -69,6 +72,9 @@ GRIDS = {
                 Variant("neuclip-mixed", "neuclip-mixed"),
                 Variant("oracle, held", "neuclip", oracle=Oracle(every=20, attached=False)),
                 Variant("oracle, attached", "neuclip", oracle=Oracle(every=20, attached=True)),
+                # NeuCLIP's cap hands few anchors to the batch's own normalizer, but the heaviest: once without it.
+                Variant("oracle, held, no cap", "neuclip", NO_CAP, Oracle(every=20, attached=False)),
+                Variant("oracle, attached, no cap", "neuclip", NO_CAP, Oracle(every=20, attached=True)),
             ),
             (_cell(128, 0.05), _cell(32, 0.05)),
             seeds=(0, 1, 2),

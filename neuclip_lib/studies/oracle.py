@@ -24,6 +24,7 @@ from neuclip_lib.evaluation.embed import embed_pairs
 from neuclip_lib.evaluation.retrieval import retrieval
 from neuclip_lib.models import ImageTextModel, build_model
 from neuclip_lib.normalizers import Normalizer
+from neuclip_lib.normalizers.prototype_math import log_or_minus_infinity
 from neuclip_lib.progress import track
 from neuclip_lib.training import TrainConfig
 from neuclip_lib.training.build import Samples, build_trainee
@@ -82,7 +83,9 @@ class OracleNormalizer(Normalizer):
 
     def _side(self, e: Tensor, bank: Tensor, positive: Tensor, own: Tensor, tau: Tensor) -> Tensor:
         x = ((e @ bank.T - positive) / tau).scatter(1, own, -math.inf)  # [b, n], without the anchor's own pair
-        return torch.logaddexp(x.logsumexp(1) - math.log(len(bank) - 1), x.new_full((), math.log(self.eps)))
+        return torch.logaddexp(
+            x.logsumexp(1) - math.log(len(bank) - 1), x.new_full((), log_or_minus_infinity(self.eps))
+        )
 
 
 @torch.no_grad()

@@ -44,6 +44,25 @@ class Found:
         values = self.values(cell, variant, figure)
         return spread(list(values.values())) if values else None
 
+    def seeds_of_all(self, cell: str) -> list[int]:
+        """The seeds that every variant has a run of: means over others would compare different seeds."""
+        per_variant = [self.values(cell, variant.name, recall).keys() for variant in self.grid.variants]
+        return sorted(set.intersection(*map(set, per_variant)))
+
+    def best(self, cell: str, figure: Figure) -> list[str]:
+        """The variants with the highest mean over the seeds that all share; none when there is no such seed."""
+        seeds = self.seeds_of_all(cell)
+        means = {}
+        for variant in self.grid.variants:
+            values = self.values(cell, variant.name, figure)
+            if seeds and all(seed in values for seed in seeds):
+                means[variant.name] = spread([values[seed] for seed in seeds]).mean
+        return [name for name, mean in means.items() if mean == max(means.values())]
+
+    def failures(self, cell: str, variant: str) -> int:
+        """How many runs failed there."""
+        return sum((row.cell.name, row.variant.name) == (cell, variant) for row in self.failed)
+
     def difference(self, variant: str, reference: str, figure: Figure, cells: Sequence[str] = ()) -> Interval | None:
         """``variant - reference`` over all pairs of runs that share cell and seed; None without a pair."""
         left, right = [], []
@@ -77,7 +96,7 @@ def recall(result: Result) -> float | None:
 
 
 def own_error(result: Result) -> float | None:
-    """Mean square error of the method's own log-normalizer, in its own run."""
+    """Mean square error of the method's own normalizer in its own run, before cap and share."""
     return result["normalizer_error"].get(result["method"], {}).get("mse")
 
 
@@ -87,20 +106,17 @@ def unseen(task: str) -> Figure:
 
 
 def scores_table(found: Found, figure: Figure = recall) -> str:
-    """Variants x cells: mean and standard deviation over the seeds; the highest mean of a cell in bold."""
+    """Variants x cells: mean and standard deviation over the seeds; bold is the highest over the seeds all share."""
     cells = [cell.name for cell in found.grid.cells]
-    names = [variant.name for variant in found.grid.variants]
-    spreads = {(name, cell): found.spread(cell, name, figure) for name in names for cell in cells}
-    best = {}
-    for cell in cells:
-        there = {name: one.mean for name in names if (one := spreads[name, cell]) is not None}
-        best[cell] = max(there, key=lambda name: there[name]) if there else None
+    best = {cell: found.best(cell, figure) for cell in cells}
     rows = []
-    for name in names:
+    for name in [variant.name for variant in found.grid.variants]:
         shown = []
         for cell in cells:
-            text = "-" if spreads[name, cell] is None else str(spreads[name, cell])
-            shown.append(f"**{text}**" if best[cell] == name else text)
+            one, failures = found.spread(cell, name, figure), found.failures(cell, name)
+            text = "-" if one is None else str(one)
+            text = f"**{text}**" if name in best[cell] else text
+            shown.append(f"{text} ({failures} failed)" if failures else text)
         rows.append([name, *shown])
     return markdown(["method", *cells], rows)
 
@@ -118,21 +134,17 @@ def what_is_shown(found: Found) -> str:
 
 
 def winners(found: Found) -> str:
-    """Who has the highest mean in the settings that all methods have runs in; empty when there is none yet."""
-    names = [variant.name for variant in found.grid.variants]
+    """Who has the highest mean where all methods have runs of the same seeds; empty when there is no such setting."""
     first: dict[str, list[str]] = {}
     for cell in found.grid.cells:
-        means = {name: one.mean for name in names if (one := found.spread(cell.name, name, recall)) is not None}
-        if len(means) == len(names):
-            first.setdefault(max(means, key=lambda name: means[name]), []).append(cell.name)
-    whole = sum(map(len, first.values()))
-    if not whole:
-        return ""
+        if names := found.best(cell.name, recall):
+            first.setdefault(" and ".join(names), []).append(cell.name)
+    whole = len(found.grid.cells)
     parts = []
     for name, cells in sorted(first.items(), key=lambda item: -len(item[1])):
-        where = "every setting" if len(cells) == whole > 1 else f"{len(cells)} of {whole} ({', '.join(cells)})"
+        where = "every setting" if len(cells) == whole > 1 else f"{len(cells)} of {whole} settings ({', '.join(cells)})"
         parts.append(f"{name} in {where}")
-    return f"Highest mean R@1: {'; '.join(parts)}."
+    return f"Highest mean R@1: {'; '.join(parts)}." if parts else ""
 
 
 def differences_table(found: Found, figure: Figure = recall) -> str:
@@ -194,14 +206,16 @@ def report(found: Found, command: str) -> str:
     if len(grid.variants) > 1:
         parts += [
             f"Paired differences from {grid.variants[0].name}: runs that share setting and seed; "
-            "the interval is Student's.",
+            "the interval is Student's, over settings and seeds as if they were independent, and not corrected for the "
+            "number of methods.",
             differences_table(found),
         ]
     for task in sorted({task for result in found.results.values() for task in result.get("unseen", {})}):
         parts += [f"Top-1 accuracy in percent on {task}, data of another origin.", scores_table(found, unseen(task))]
     parts += [
         "Mean square error of the log-normalizer over all training pairs. Compare estimators only where they ride in "
-        "the same run: in its own run each is asked about other embeddings.",
+        "the same run: in its own run each is asked about other embeddings. NeuCLIP's is that of the prototypes, "
+        "before a cap or a share of the batch changes alpha.",
         errors_table(found),
     ]
     if found.rates:

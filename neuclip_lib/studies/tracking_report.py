@@ -67,7 +67,8 @@ def table(kept: Kept) -> str:
         RuntimeError: when nothing is measured yet.
     """
     found = Found(kept)
-    seeds = max(len(parts) for parts in found.parts.values())
+    counts = [len(parts) for parts in found.parts.values()]
+    seeds = str(counts[0]) if len(set(counts)) == 1 else f"{min(counts)} to {max(counts)}"
     last = found.parts[found.settings[0]][0]["curve"][-1]["step"]
     lines = [
         f"Mean square error of alpha after {last} steps, mean of {seeds} seeds (range of them); the lowest is bold.",

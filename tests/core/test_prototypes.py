@@ -234,6 +234,19 @@ def test_while_filling_the_new_columns_learn_from_their_first_batch():
         assert (npn.state_dict()["adagrad_sum"][:, : w.shape[1]] - sums).abs().max() <= 1e-9 * sums.max()
 
 
+@pytest.mark.parametrize("size", [6, 4])
+def test_an_embedding_of_zeros_leaves_the_prototypes_finite(size):
+    """At the first filling (6 pairs for 6 columns), and while columns are still free."""
+    npn = normalizer(m=6, updates=3)
+    for seed in range(2):
+        e = unit(2, size, 6, seed=seed).clone()
+        e[1, 1] = 0.0
+        batch = GlobalBatch(e[0], e[1])
+        npn.update(batch, log_mean_exp_over_negatives(e[0], e[1], batch, scalar(0.07)), scalar(0.07))
+    assert npn.w.isfinite().all() and npn.active == 6
+    torch.testing.assert_close(npn.prototypes.norm(dim=2), torch.ones(2, 6, dtype=F64))
+
+
 def test_without_restarts_the_prototypes_only_follow_their_updates():
     npn = normalizer(m=8, restart_every=0, updates=0)
     feed(npn, 0)

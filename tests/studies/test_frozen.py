@@ -167,10 +167,17 @@ def test_moments_of_pure_noise_say_that_they_tell_nothing():
     moments = Moments()
     with pytest.raises(RuntimeError, match="at least 2"):
         moments.against(torch.ones(2))
-    for sign in (1.0, -1.0):
-        moments.add(torch.tensor([0.1, sign], dtype=torch.float64))  # a mean of .1, a noise of 1
-    found = moments.against(torch.tensor([1.0, 0.0], dtype=torch.float64))
-    assert found["cosine"] is None and found["direction"] is None
+    # A mean of a and a noise of 1: what is left of a^2 is negative, then below the noise, then above it.
+    for a, told in ((0.1, False), (1.2, False), (2.0, True)):
+        moments = Moments()
+        for sign in (1.0, -1.0):
+            moments.add(torch.tensor([a, sign], dtype=torch.float64))
+        for side in (1.0, -1.0):
+            found = moments.against(torch.tensor([side, 0.0], dtype=torch.float64))
+            assert found["noise"] == pytest.approx(1)
+            # 2/sqrt(3) before it is cut to what a cosine can be
+            assert found["cosine"] == (side if told else None)
+            assert found["direction"] == ((0.0 if side > 0 else 1.0) if told else None)
 
 
 def test_a_method_without_a_normalizer_is_refused():
