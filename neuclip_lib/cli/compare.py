@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     command = shlex.join(["python", "-m", "neuclip_lib", "compare", *_naming(arguments)])
     folder = (chosen.out or Path("results") / grid.study).resolve()
     runs = (chosen.runs or home.runs_dir() / grid.study).resolve()
-    kept = open_study(folder, command, grid.as_json(), grid.seeds)
+    kept = open_study(folder, command, grid.as_json(), grid.seeds, growing=("variants", "cells"))
     ensure_writable(runs)
     if chosen.only is not None:
         return _one(grid, chosen.only, kept, runs, chosen.again)

@@ -55,7 +55,9 @@ class Kept:
         return self.folder / f"{part}.json"
 
 
-def open_study(folder: Path, command: str, config: Any, seeds: Sequence[int]) -> Kept:
+def open_study(
+    folder: Path, command: str, config: Mapping[str, Any], seeds: Sequence[int], growing: Sequence[str] = ()
+) -> Kept:
     """Begin a study, or go on with it.
 
     Args:
@@ -63,6 +65,7 @@ def open_study(folder: Path, command: str, config: Any, seeds: Sequence[int]) ->
         command: what measures it, for a reader who wants to do it again.
         config: all that decides the figures, as JSON values.
         seeds: of its parts; a later call may add some.
+        growing: fields of the config that are lists of parts with a ``name``, to which a later call may add some.
 
     Raises:
         RuntimeError: when the folder holds a study of another configuration.
@@ -71,12 +74,13 @@ def open_study(folder: Path, command: str, config: Any, seeds: Sequence[int]) ->
     wanted = config_sha256(config)
     if (folder / ABOUT).is_file():
         about = kept.about()
-        if about["config_sha256"] != wanted:
+        if about["config_sha256"] != wanted and not _has_grown(about["config"], config, growing):
             raise RuntimeError(
                 f"{folder} holds a study of another configuration; move it away, or give another folder with --out"
             )
-        if new := set(seeds) - set(about["seeds"]):
-            write_json(folder / ABOUT, {**about, "seeds": sorted(new | set(about["seeds"]))})
+        seeds = sorted({*seeds, *about["seeds"]})
+        if (about["config_sha256"], about["seeds"]) != (wanted, seeds):
+            write_json(folder / ABOUT, {**about, "config": config, "config_sha256": wanted, "seeds": seeds})
         return kept
     write_json(
         ensure_writable(folder) / ABOUT,
@@ -91,3 +95,16 @@ def open_study(folder: Path, command: str, config: Any, seeds: Sequence[int]) ->
         },
     )
     return kept
+
+
+def _has_grown(old: Mapping[str, Any], new: Mapping[str, Any], growing: Sequence[str]) -> bool:
+    """Whether all that was there is there as it was, and only parts of growing fields have come."""
+
+    def rest(config: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in config.items() if key not in growing}
+
+    return rest(old) == rest(new) and all(
+        part in new[key] and [one["name"] for one in new[key]].count(part["name"]) == 1
+        for key in growing
+        for part in old[key]
+    )

@@ -55,6 +55,8 @@ GRIDS = {
                 _mixed("share .2, m 1024", batch_share=0.2, m=1024),
                 # The last m pairs themselves, of several batches, in the place of prototypes that learn.
                 _mixed("share .2, recent pairs", batch_share=0.2, restart_every=1, updates=0),
+                _mixed("share .5, recent pairs", batch_share=0.5, restart_every=1, updates=0),
+                _mixed("share .2, recent pairs, 10 updates", batch_share=0.2, restart_every=1),
                 _mixed("share .2, no cap", batch_share=0.2, weight_cap=None),
                 _mixed("share .2, alpha held", batch_share=0.2, detach_alpha=True),
             ),
