@@ -18,12 +18,12 @@ import torch
 from neuclip_lib.data.order import batch_indices, steps_per_epoch
 from neuclip_lib.evaluation.normalizer_error import Estimator, normalizer_error
 from neuclip_lib.methods import get_method
-from neuclip_lib.normalizers import MovingAverageOptions, PrototypeOptions
+from neuclip_lib.normalizers import MovingAverageOptions, PrototypeNormalizer, PrototypeOptions
 from neuclip_lib.parts import Settings
 from neuclip_lib.progress import track
 from neuclip_lib.studies.keep import Kept, open_study
 from neuclip_lib.studies.latent_pairs import LatentPairs
-from neuclip_lib.studies.tracking_report import draw, table
+from neuclip_lib.studies.tracking_report import RECENT, draw, table
 from neuclip_lib.studies.two_towers import TwoTowers, learn
 from neuclip_lib.temperature import TemperatureOptions
 
@@ -59,6 +59,7 @@ class Tracking:
         dim: embedding dimension d.
         lr: of AdamW without weight decay.
         gamma: constant rate of the moving average after its first pass.
+        prototypes: of the prototype network; the last ``m`` pairs themselves, which learn nothing, stand beside it.
         anchors: training pairs that the error is measured on.
     """
 
@@ -137,6 +138,8 @@ def _measured(study: Tracking, setting: Setting, seed: int, kept: Kept) -> Itera
     parts = get_method(study.trained_by).build(settings)
     built = {name: get_method(name).build(settings).normalizer for name in study.shadows}
     shadows = {name: normalizer for name, normalizer in built.items() if normalizer is not None}
+    kept_pairs = dataclasses.replace(study.prototypes, updates=0, restart_every=1)
+    shadows[RECENT] = PrototypeNormalizer(study.dim, setting.batch_size, kept_pairs, seed)
     estimators = {**shadows} if parts.normalizer is None else {study.trained_by: parts.normalizer, **shadows}
     optimizer = torch.optim.AdamW(towers.parameters(), lr=study.lr, weight_decay=0.0, fused=True)
     tau, curve = torch.tensor(study.tau), []

@@ -15,6 +15,9 @@ from neuclip_lib.training.pictures import LINES
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+RECENT = "recent pairs"
+"""The estimator that is no method's: as many of the last pairs as the prototype network has prototypes."""
+
 Setting = tuple[int, int]
 """(n, B)."""
 
@@ -57,6 +60,8 @@ class Found:
 
 def title(estimator: str) -> str:
     """An estimator in words, with the method whose it is."""
+    if estimator == RECENT:
+        return "the last m pairs in the place of prototypes"
     return f"{get_method(estimator).normalizer} ({estimator})"
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 import torch
@@ -106,13 +107,16 @@ def test_the_batch_estimate_has_the_error_that_a_loop_finds(folder):
     part = Kept(folder).read(setting.part(seed))
     assert [row["step"] for row in part["curve"]] == [20, 40]
     found = part["curve"][-1]["errors"]
-    assert list(found) == ["gcl-batch", "openclip", "sogclr", "neuclip"]
+    assert list(found) == ["gcl-batch", "openclip", "sogclr", "neuclip", "recent pairs"]
     x, settings = QUICK.pairs.draw(setting.n, seed), QUICK.settings_of(setting, seed)
     towers, parts = TwoTowers((64, 64), QUICK.hidden, QUICK.dim, seed), get_method("gcl-batch").build(settings)
     average = get_method("sogclr").build(settings).normalizer
+    passed: list[tuple[torch.Tensor, torch.Tensor]] = []
     optimizer = torch.optim.AdamW(towers.parameters(), lr=QUICK.lr, weight_decay=0.0, fused=True)
     for step in range(QUICK.steps):
         index = tracking.batch_indices(setting.n, setting.batch_size, seed, step)
+        with torch.no_grad():
+            passed.append(towers(x[0][index], x[1][index]))
         learn(towers, x, index, parts, [average], torch.tensor(QUICK.tau), optimizer)
     with torch.no_grad():
         e1, e2 = (e.double() for e in towers(*x))
@@ -126,6 +130,16 @@ def test_the_batch_estimate_has_the_error_that_a_loop_finds(folder):
     assert found["sogclr"]["mse"] == pytest.approx(error.square().mean().item(), rel=1e-4)
     assert found["sogclr"]["bias"] == pytest.approx(error.mean().item(), rel=1e-4)
     assert GlobalBatch(e1, e2).size == setting.n
+    # The last m pairs as they were embedded when they came, as prototypes.
+    last = [torch.cat([pair[side] for pair in passed])[-QUICK.prototypes.m :].double() for side in (1, 0)]
+    recent = torch.stack(
+        [
+            ((e @ w.T - s.diagonal()[:, None]) / QUICK.tau).logsumexp(1) - math.log(QUICK.prototypes.m)
+            for e, w in ((e1, last[0]), (e2, last[1]))
+        ]
+    )
+    error = torch.logaddexp(recent, torch.tensor(math.log(QUICK.prototypes.eps)))[:, anchors] - exact[:, anchors]
+    assert found["recent pairs"]["mse"] == pytest.approx(error.square().mean().item(), rel=1e-4)
 
 
 def test_a_second_call_measures_nothing_and_changes_no_byte(folder, monkeypatch):
