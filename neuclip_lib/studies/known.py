@@ -51,6 +51,7 @@ GRIDS = {
                 Variant("neuclip", "neuclip"),
                 _mixed("share .2", batch_share=0.2),
                 _mixed("share .5", batch_share=0.5),
+                _mixed("share .8", batch_share=0.8),
                 _mixed("share 1 to .2 in 8 passes", batch_share=0.2, share_decay_epochs=8),
                 _mixed("share .2, m 1024", batch_share=0.2, m=1024),
                 # The last m pairs themselves, of several batches, in the place of prototypes that learn.

@@ -57,9 +57,12 @@ def curves_figure(found: Found) -> Figure:
     for panel, cell in zip(panels, grid.cells, strict=True):
         for row, result in found.results.items():
             if row.cell == cell and row.seed == grid.seeds[0] and not result["error"] and result["probe"]:
-                color, line, _ = LINES[grid.variants.index(row.variant) % len(LINES)]
+                place = grid.variants.index(row.variant)
+                color, line, mark = LINES[place % len(LINES)]
                 steps, losses = zip(*result["probe"], strict=True)
-                panel.plot(steps, losses, line, color=color, label=row.variant.name)
+                # Colours come again after a while; then marks tell the lines apart.
+                again = {"marker": mark, "markersize": 4, "markevery": 3} if place >= len(LINES) else {}
+                panel.plot(steps, losses, line, color=color, label=row.variant.name, **again)
         panel.set_title(cell.name, fontsize=10)
         panel.set_xlabel("steps")
         panel.grid(alpha=0.3)

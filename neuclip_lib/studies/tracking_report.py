@@ -80,6 +80,7 @@ def table(kept: Kept) -> str:
         "",
     ]
     lines.append(_by_setting(found, lambda setting, name: _mse(found, setting, name)))
+    lines += ["", "An anchor whose own pair is among the last m cannot be told less than log(1/m) by them."]
     few, many = found.along_n()[0], found.along_n()[-1]
     least, most = found.along_b()[0], found.along_b()[-1]
     lines += ["", "What the error is multiplied by.", ""]
