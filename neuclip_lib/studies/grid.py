@@ -60,6 +60,7 @@ class Grid:
         learning_rates: tried once for each variant, in ``tuning_cell``, on the validation part; none: the preset's.
         tuning_cell: name of a cell; the first if not given.
         preset: where the other values come from.
+        options: what differs from the preset in every row, by name.
         data: a name of ``data.names()``.
         split: ``tune`` for a study that chooses: every row then trains on train alone and is measured on validation.
         unseen: data sets whose zero-shot tasks are measured as well.
@@ -74,6 +75,7 @@ class Grid:
     learning_rates: tuple[float, ...] = ()
     tuning_cell: str | None = None
     preset: str = "laptop"
+    options: Options = field(default_factory=dict, hash=False)
     data: str = "icons"
     split: Literal["tune", "final"] = "final"
     unseen: tuple[str, ...] = ()
@@ -118,7 +120,8 @@ class Grid:
         values = dataclasses.asdict(self)
         del values["seeds"]
         # As JSON gives it back: lists for tuples.
-        return json.loads(json.dumps({**values, "config": options.to_dict(get_preset(self.preset)(data=self.data))}))
+        preset = get_preset(self.preset)(data=self.data, **self.options)
+        return json.loads(json.dumps({**values, "config": options.to_dict(preset)}))
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ def config_of(grid: Grid, row: Row, pairs: int, learning_rate: float | None) -> 
     Raises:
         ValueError: for options that make no sense.
     """
-    chosen = {**row.cell.options, **row.variant.options}
+    chosen = {**grid.options, **row.cell.options, **row.variant.options}
     config = get_preset(grid.preset)(
         method=row.variant.method, data=grid.data, seed=row.seed, split=row.split, **chosen
     )
