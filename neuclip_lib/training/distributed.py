@@ -7,12 +7,17 @@ travel once, detached; everything else is floats per anchor. DistributedDataPara
 from __future__ import annotations
 
 import datetime
+import gc
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+
+# Imported here, before any group: its functions keep the group of that moment as a default value. The wrapper would
+# import it later; the group would then be held for ever, and its threads could abort the process as Python ends.
+import torch.distributed.nn.functional
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -123,6 +128,7 @@ def process_group(device: torch.device) -> Iterator[Ranks]:
     try:
         yield ProcessRanks()
     finally:
+        gc.collect()  # the wrapped model is in cycles, and holds the group
         dist.destroy_process_group()
 
 

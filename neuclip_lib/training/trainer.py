@@ -54,22 +54,28 @@ def train(config: TrainConfig, out: Path | str | None = None, resume: bool = Tru
     folder = Path(out) if out is not None else default_folder(config)
     device = own_device(config.device, pick_device(config.device))
     with process_group(device) as ranks, _threads(config.threads):
-        quiet = quiet or ranks.rank > 0
-        with claimed(folder) if ranks.rank == 0 else nullcontext():
-            there = require_same_config(folder, config, resume) if ranks.rank == 0 else False
-            there = bool(from_first(int(there), ranks, device))
-            if there and from_first(int(ranks.rank == 0 and Run(folder).finished), ranks, device):
-                _say(quiet, f"{folder} is finished: {config.steps} steps of {config.method}")
-                return Run(folder)
-            pairs = _load_pairs(config)
-            _say(quiet, _describe_order(config, len(pairs), ranks))
-            session = Session(config, folder, pairs, there, quiet, ranks, device)
-            if session.start:
-                _say(quiet, f"going on from step {session.start} of {config.steps}")
-            with StopRequest() as stop:
-                session.run(stop)
-            stop.leave()
+        # In a function of its own: nothing here may hold the wrapped model, and with it the group, when that is closed.
+        _train_on_this_rank(config, folder, resume, quiet or ranks.rank > 0, ranks, device)
     return Run(folder)
+
+
+def _train_on_this_rank(
+    config: TrainConfig, folder: Path, resume: bool, quiet: bool, ranks: Ranks, device: torch.device
+) -> None:
+    with claimed(folder) if ranks.rank == 0 else nullcontext():
+        there = require_same_config(folder, config, resume) if ranks.rank == 0 else False
+        there = bool(from_first(int(there), ranks, device))
+        if there and from_first(int(ranks.rank == 0 and Run(folder).finished), ranks, device):
+            _say(quiet, f"{folder} is finished: {config.steps} steps of {config.method}")
+            return
+        pairs = _load_pairs(config)
+        _say(quiet, _describe_order(config, len(pairs), ranks))
+        session = Session(config, folder, pairs, there, quiet, ranks, device)
+        if session.start:
+            _say(quiet, f"going on from step {session.start} of {config.steps}")
+        with StopRequest() as stop:
+            session.run(stop)
+        stop.leave()
 
 
 def _load_pairs(config: TrainConfig) -> Pairs:

@@ -113,6 +113,24 @@ def test_a_checkpoint_of_two_processes_goes_on_with_another_number(
     assert_same_rows(folder, unbroken, 2e-3)
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads the names of its threads in /proc")
+def test_no_thread_of_the_exchange_outlives_the_training(tmp_path: Path) -> None:
+    """One that does may want the interpreter while it ends, and then takes the finished process down with SIGABRT."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import pathlib, sys\n"
+        "from neuclip_lib import presets\n"
+        "from neuclip_lib.training import train\n"
+        "train(presets.tiny('neuclip', data_options={'n': 132}, steps=2), sys.argv[1], quiet=True)\n"
+        "names = sorted(p.read_text().strip() for p in pathlib.Path('/proc/self/task').glob('*/comm'))\n"
+        "print('gloo threads:', sum('gloo' in name for name in names))\n"
+    )
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = launch([*launcher, str(script), str(tmp_path / "run")])
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("gloo threads: 0\n") == 2, done.stdout
+
+
 def workers(out: Path) -> Iterator[tuple[int, str]]:
     """(pid, rank) of the processes that train in ``out``."""
     for entry in Path("/proc").iterdir():
