@@ -64,8 +64,11 @@ def filled(page: str, root: Path) -> str:
 def first_table(root: Path) -> str:
     """The laptop preset's table, and what the map says of its ranking."""
     text = laptop_section(root)
-    if is_measured(root) and (told := tables.winners(_map(root)[0])):
-        text += f"\n\nMore seeds and settings, each method's learning rate chosen (below): {told}"
+    if is_measured(root):
+        found = _map(root)[0]
+        if told := tables.winners(found):
+            told = f"{told} {tables.verdicts(found)}"
+            text += f"\n\nThe map below has more seeds and settings, and a learning rate chosen for each method. {told}"
     return text
 
 

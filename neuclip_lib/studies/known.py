@@ -44,6 +44,14 @@ GRIDS = {
             learning_rates=RATES,
         ),
         Grid(
+            "long",
+            "do those at the top of the map stay there, with more passes and one seed more?",
+            tuple(Variant(name, name) for name in ("gcl-batch", "neuclip", "neuclip-mixed")),
+            tuple(_cell(size, tau) for tau in (0.05, 0.03) for size in (32, 128)),
+            seeds=(0, 1, 2),
+            passes=40,
+        ),
+        Grid(
             "mixed",
             "which share of the batch, which prototypes and which cap suit neuclip-mixed?",
             (

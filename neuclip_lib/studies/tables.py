@@ -164,6 +164,17 @@ def differences_table(found: Found, figure: Figure = recall) -> str:
     return markdown(["method", f"less {reference}, 95 %", "so it is", "lower in"], rows)
 
 
+def verdicts(found: Found, figure: Figure = recall) -> str:
+    """What may be said of every other variant against the first, over all settings; empty when nothing can be."""
+    reference = found.grid.variants[0].name
+    said: dict[str, list[str]] = {}
+    for variant in found.grid.variants[1:]:
+        if (whole := found.difference(variant.name, reference, figure)) is not None:
+            said.setdefault(verdict(whole), []).append(variant.name)
+    parts = [f"{', '.join(said[word])} {word}" for word in ("better", "not told apart", "worse") if word in said]
+    return f"Against {reference}, over all settings: {'; '.join(parts)}." if parts else ""
+
+
 def verdict(interval: Interval) -> str:
     """What an interval of paired differences allows to be said."""
     if interval.says_worse:
