@@ -64,7 +64,7 @@ def test_every_option_can_be_set_by_name() -> None:
         "prototypes.eps": "0.25",
         "prototypes.adagrad-eps": "0.125",
         "prototypes.weight-cap": "None",
-        "prototypes.batch-share": "0.5",
+        "prototypes.batch-share": "0.3",
         "prototypes.share-decay-epochs": "6",
         "temperature.lr-rule": "step_thresh",
         "temperature.threshold": "0.5",
