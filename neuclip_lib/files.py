@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -85,17 +86,25 @@ def write_json(path: Path | str, value: Any) -> None:
 
 
 def read_json(path: Path | str) -> Any:
-    """Read JSON.
+    """Read JSON; a number that is not finite, which :func:`write_json` never writes, counts as damage.
 
     Raises:
         RuntimeError: naming the file, when it is missing or damaged.
     """
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        return json.loads(text, parse_constant=_finite, parse_float=_finite)
     except FileNotFoundError as error:
         raise RuntimeError(f"{path} is missing") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:  # ValueError: no UTF-8, no JSON, or a number that is none
         raise RuntimeError(f"{path} is damaged or cannot be read ({error})") from error
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is not a finite number")
+    return value
 
 
 def sha256_of(path: Path | str) -> str:

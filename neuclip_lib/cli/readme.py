@@ -8,12 +8,14 @@ from pathlib import Path
 
 from neuclip_lib.cli._study import laptop_section
 from neuclip_lib.course.source import course_root
-from neuclip_lib.files import read_json, write_text
+from neuclip_lib.course.studies import read_about
+from neuclip_lib.files import write_text
 from neuclip_lib.studies import tables
-from neuclip_lib.studies.keep import ABOUT, Kept
+from neuclip_lib.studies.keep import find_study
 from neuclip_lib.studies.known import get_grid
 
 MAP = "map"
+PAGE = "README.md"
 
 
 def main(arguments: list[str]) -> int:
@@ -35,14 +37,25 @@ def main(arguments: list[str]) -> int:
 
 def write(root: Path) -> None:
     """Make all sections of README.md anew."""
-    page = root / "README.md"
-    write_text(page, filled(page.read_text(encoding="utf-8"), root))
+    write_text(root / PAGE, filled(_page(root).replace("\r\n", "\n"), root))
 
 
 def is_current(root: Path) -> bool:
     """Whether every section of README.md is what the stored figures give."""
-    page = (root / "README.md").read_text(encoding="utf-8")
-    return page == filled(page, root)
+    page = _page(root)
+    return page == filled(page.replace("\r\n", "\n"), root)
+
+
+def _page(root: Path) -> str:
+    """README.md as it is, line ends too.
+
+    Raises:
+        RuntimeError: when it is missing or no text.
+    """
+    try:
+        return (root / PAGE).read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RuntimeError(f"{root / PAGE} cannot be read ({error})") from error
 
 
 def filled(page: str, root: Path) -> str:
@@ -53,10 +66,10 @@ def filled(page: str, root: Path) -> str:
     """
     for name, section in SECTIONS.items():
         begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-        before, found, rest = page.partition(begin)
+        before, _, rest = page.partition(begin)
         _, closed, after = rest.partition(end)
-        if not found or not closed:
-            raise RuntimeError(f"README.md has no {begin} ... {end}; put both marks back")
+        if not closed or page.count(begin) != 1 or page.count(end) != 1:
+            raise RuntimeError(f"README.md must have {begin} ... {end} once; put both marks back, once each")
         page = f"{before}{begin}\n{section(root)}\n{end}{after}"
     return page
 
@@ -64,19 +77,17 @@ def filled(page: str, root: Path) -> str:
 def first_table(root: Path) -> str:
     """The laptop preset's table, and what the map says of its ranking."""
     text = laptop_section(root)
-    if is_measured(root):
-        found = _map(root)[0]
-        if told := tables.winners(found):
-            told = f"{told} {tables.verdicts(found)}"
-            text += f"\n\nThe map below has more seeds and settings, and a learning rate chosen for each method. {told}"
+    if (found := _map(root)) is not None and (told := tables.winners(found)):
+        told = f"{told} {tables.verdicts(found)}"
+        text += f"\n\nThe map below has more seeds and settings, and a learning rate chosen for each method. {told}"
     return text
 
 
 def map_section(root: Path) -> str:
     """The table of ``compare map``, its paired differences, and where the rest is."""
-    if not is_measured(root):
+    if (found := _map(root)) is None:
         return "Not measured yet: `python -m neuclip_lib compare map` does it."
-    found, about = _map(root)
+    about = read_about(root / "results" / MAP)
     versions = about["versions"]
     parts = [
         tables.winners(found),
@@ -90,15 +101,15 @@ def map_section(root: Path) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def is_measured(root: Path) -> bool:
-    """Whether ``compare map`` has begun."""
-    return (root / "results" / MAP / ABOUT).is_file()
+def _map(root: Path) -> tables.Found | None:
+    """What is measured of ``compare map``; None before it has begun.
 
-
-def _map(root: Path) -> tuple[tables.Found, dict]:
-    folder = root / "results" / MAP
-    about = read_json(folder / ABOUT)
-    return tables.read(get_grid(MAP), Kept(folder)), about
+    Raises:
+        RuntimeError: when the figures are damaged or not those of the comparison as it is defined now.
+    """
+    grid = get_grid(MAP)
+    kept = find_study(root / "results" / MAP, grid.as_json(), ("variants", "cells"))
+    return None if kept is None else tables.read(grid, kept)
 
 
 SECTIONS: dict[str, Callable[[Path], str]] = {"results": first_table, "map": map_section}

@@ -13,6 +13,7 @@ from typing import Any
 from neuclip_lib.course.source import course_root
 from neuclip_lib.files import read_json
 
+ABOUT = "study.json"
 REQUIRED = ("command", "date", "config", "config_sha256", "versions", "machine", "seeds")
 
 
@@ -59,22 +60,35 @@ def results(study: str, root: Path | None = None) -> Study:
         RuntimeError: for one that is damaged, incomplete, or whose configuration was changed by hand.
     """
     folder = (root or course_root()) / "results"
-    if not (folder / study / "study.json").is_file():
-        known = sorted(path.parent.name for path in folder.glob("*/study.json"))
+    if not (folder / study / ABOUT).is_file():
+        known = sorted(path.parent.name for path in folder.glob(f"*/{ABOUT}"))
         raise ValueError(
             f"there is no study {study!r} in results/; there are {', '.join(known) or 'none'}. "
             "Studies are written by their own command, never inside a lesson"
         )
-    about = read_json(folder / study / "study.json")
-    if lacking := [key for key in REQUIRED if key not in about]:
-        raise RuntimeError(f"results/{study}/study.json lacks {', '.join(lacking)}; run its command again")
-    if about["config_sha256"] != config_sha256(about["config"]):
-        raise RuntimeError(f"results/{study}/study.json: the configuration is not the one it was measured with")
-    files = sorted(path for path in (folder / study).glob("*.json") if path.name != "study.json")
+    about = read_about(folder / study)
+    files = sorted(path for path in (folder / study).glob("*.json") if path.name != ABOUT)
     if not files:
         raise RuntimeError(f"results/{study} holds no run; run its command again: {about['command']}")
     print(f"Study {study}, measured on {about['date']} by: {about['command']}")
     return Study(study, about, tuple(read_json(file) for file in files))
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """``study.json`` of a study's folder.
+
+    Raises:
+        RuntimeError: when it is missing, damaged, incomplete, or its configuration was changed by hand.
+    """
+    file = folder / ABOUT
+    about = read_json(file)
+    if not isinstance(about, dict):
+        raise RuntimeError(f"{file} is damaged: it holds no entries by name")
+    if lacking := [key for key in REQUIRED if key not in about]:
+        raise RuntimeError(f"{file} lacks {', '.join(lacking)}; run the study's command again")
+    if about["config_sha256"] != config_sha256(about["config"]):
+        raise RuntimeError(f"{file}: the configuration is not the one it was measured with")
+    return about
 
 
 def config_sha256(config: Any) -> str:

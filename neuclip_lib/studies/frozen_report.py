@@ -7,7 +7,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from neuclip_lib.studies.keep import ABOUT, Kept
+from neuclip_lib.studies.keep import Kept
 from neuclip_lib.studies.pages import markdown, save_picture
 from neuclip_lib.training.pictures import LINES
 
@@ -32,12 +32,12 @@ class Found:
     """
 
     def __init__(self, kept: Kept) -> None:
-        names = sorted(path.stem for path in kept.folder.glob("*.json") if path.name != ABOUT)
-        if not names:
+        if not (names := kept.parts()):
             raise RuntimeError(f"nothing is measured in {kept.folder} yet")
         self.common: dict[str, list[dict[str, Any]]] = {}
         self.own: dict[str, dict[str, list[dict[str, Any]]]] = {}
-        for part in map(kept.read, names):
+        for name in names:
+            part = kept.read(name, ("setting",))
             if "measured" in part:
                 self.common.setdefault(part["setting"], []).append(part)
             else:

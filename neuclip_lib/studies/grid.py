@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -90,14 +91,21 @@ class Grid:
         ):
             if len(set(names)) < len(names):
                 raise ValueError(f"the {what} of a comparison must differ, got {', '.join(map(str, names))}")
+        if not plain(self.study) or plain(self.study) != self.study or self.study.startswith("."):
+            raise ValueError(f"a comparison's name is that of a folder: letters, digits and -, not {self.study!r}")
         if not (self.variants and self.cells and self.seeds):
             raise ValueError("a comparison needs at least one method, one setting and one seed")
         if self.tuning_cell not in (None, *(cell.name for cell in self.cells)):
             raise ValueError(f"there is no cell {self.tuning_cell!r} to tune in")
-        if self.passes is not None and not self.passes > 0:
-            raise ValueError(f"passes must be positive, got {self.passes}")
-        for row in self.rows():
-            config_of(self, row, pairs=1000, learning_rate=None)
+        if self.passes is not None and not 0 < self.passes < math.inf:
+            raise ValueError(f"passes must be positive and finite, got {self.passes}")
+        named: dict[str, Row] = {}
+        for row in self.all_rows():
+            config_of(self, row, pairs=10**6, learning_rate=None)
+            if (other := named.setdefault(row.name.casefold(), row)) is not row:
+                raise ValueError(
+                    f"two runs would be kept as {row.name} and {other.name}: give them names that differ more"
+                )
 
     def rows(self) -> Iterator[Row]:
         """All rows: cell by cell, seed by seed, so that a half-finished study compares what is there."""
@@ -106,19 +114,29 @@ class Grid:
                 for variant in self.variants:
                     yield Row(cell, variant, seed, self.split)
 
+    def all_rows(self) -> Iterator[Row]:
+        """First those that choose learning rates, then the others."""
+        yield from self.tuning_rows()
+        yield from self.rows()
+
     def tuning_rows(self) -> Iterator[Row]:
         """The rows that choose learning rates: one seed, the validation part."""
-        name = self.tuning_cell or self.cells[0].name
-        cell = next(cell for cell in self.cells if cell.name == name)
+        cell = next(cell for cell in self.cells if cell.name == self._tuning_cell)
         for variant in self.variants:
             for rate in self.learning_rates:
                 # What chooses never sees the test part.
                 yield Row(cell, variant, self.seeds[0], "tune", rate)
 
+    @property
+    def _tuning_cell(self) -> str:
+        return self.tuning_cell or self.cells[0].name
+
     def as_json(self) -> dict[str, Any]:
         """All that decides a run's figures; the seeds are left out, so that more can be added."""
         values = dataclasses.asdict(self)
         del values["seeds"]
+        if self.learning_rates:
+            values["tuning_cell"] = self._tuning_cell  # by name: a cell that is put in front must not move it
         # As JSON gives it back: lists for tuples.
         preset = get_preset(self.preset)(data=self.data, **self.options)
         return json.loads(json.dumps({**values, "config": options.to_dict(preset)}))
@@ -146,6 +164,16 @@ def plain(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.+-]+", "-", text.replace("=", "")).strip("-")
 
 
+def base_of(grid: Grid, row: Row) -> TrainConfig:
+    """The run of a row before its budget and learning rate are set.
+
+    Raises:
+        ValueError: for options that make no sense.
+    """
+    chosen = {**grid.options, **row.cell.options, **row.variant.options}
+    return get_preset(grid.preset)(method=row.variant.method, data=grid.data, seed=row.seed, split=row.split, **chosen)
+
+
 def config_of(grid: Grid, row: Row, pairs: int, learning_rate: float | None) -> TrainConfig:
     """The run of a row.
 
@@ -154,20 +182,19 @@ def config_of(grid: Grid, row: Row, pairs: int, learning_rate: float | None) -> 
         learning_rate: the one that was chosen; None for the preset's.
 
     Raises:
-        ValueError: for options that make no sense.
+        ValueError: for options that make no sense, and for fewer pairs than a batch has.
     """
-    chosen = {**grid.options, **row.cell.options, **row.variant.options}
-    config = get_preset(grid.preset)(
-        method=row.variant.method, data=grid.data, seed=row.seed, split=row.split, **chosen
-    )
-    rate = row.rate or learning_rate
+    config = base_of(grid, row)
+    if pairs < config.batch_size:
+        raise ValueError(f"{row.name}: a batch of {config.batch_size} is more than the {pairs} pairs of {grid.data}")
+    rate = learning_rate if row.rate is None else row.rate
     steps = config.steps
     if grid.passes is not None:
         steps = max(1, round(grid.passes * (pairs // config.batch_size)))
     # A warm-up is a share of the run; what is measured and saved on the way depends on its length too.
     warmup = round(steps * config.optim.warmup / config.steps)
     tenth = max(1, steps // 10)
-    return options.override(
+    budgeted = options.override(
         config,
         {
             "steps": steps,
@@ -180,3 +207,5 @@ def config_of(grid: Grid, row: Row, pairs: int, learning_rate: float | None) -> 
             **({} if rate is None else {"optim.lr": rate}),
         },
     )
+    budgeted.check()
+    return budgeted

@@ -31,7 +31,7 @@ from neuclip_lib.training.build import Samples, build_trainee
 from neuclip_lib.training.feed import Feed
 from neuclip_lib.training.measure import probe_loss, probe_set
 from neuclip_lib.training.optim import set_learning_rates
-from neuclip_lib.training.step import Guard, NonFinite, train_step
+from neuclip_lib.training.step import Diverged, Guard, NonFinite, train_step
 
 CPU = torch.device("cpu")
 
@@ -117,7 +117,7 @@ def oracle_figures(config: TrainConfig, oracle: Oracle) -> dict[str, Any]:
     Objective, eps and stabilisers stay those of the config's method.
 
     Raises:
-        RuntimeError: when a loss is not finite.
+        Diverged: when a loss is not finite.
     """
     torch.set_num_threads(config.threads or torch.get_num_threads())
     pairs = data_sets.load(config.data, config.train_split, **config.data_options)
@@ -140,7 +140,7 @@ def oracle_figures(config: TrainConfig, oracle: Oracle) -> dict[str, Any]:
         try:
             train_step(trainee, feed.batch(step), guard, step, config.precision, config.optim.clip_norm)
         except NonFinite as error:
-            raise RuntimeError(str(error)) from error
+            raise Diverged(str(error)) from error
     test = data_sets.load(config.data, config.eval_split, **config.data_options)
     found = retrieval(*embed_pairs(model, test), test.group, test.group)
     return {"retrieval": found, "probe": curve, "seconds": round(time.perf_counter() - begun, 1)}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from neuclip_lib.studies.grid import Grid, Row
 from neuclip_lib.studies.keep import Kept
-from neuclip_lib.studies.measure import best_rate
+from neuclip_lib.studies.measure import best_rate, read_row, require_current_rates
 from neuclip_lib.studies.pages import markdown
 from neuclip_lib.studies.statistics import Interval, Spread, paired_interval, spread
 
@@ -80,8 +80,14 @@ class Found:
 
 
 def read(grid: Grid, kept: Kept) -> Found:
-    """What is there of a study, finished or not."""
-    results = {row: kept.read(row.name) for row in grid.rows() if kept.has(row.name)}
+    """What is there of a study, finished or not, with every seed that it has.
+
+    Raises:
+        RuntimeError: when figures are damaged, or have another learning rate than validation chooses.
+    """
+    grid = replace(grid, seeds=tuple(dict.fromkeys([*kept.about()["seeds"], *grid.seeds])))
+    require_current_rates(grid, kept)
+    results = {row: read_row(row, kept) for row in grid.rows() if kept.has(row.name)}
     rates = {}
     for variant in grid.variants:
         rows = [row for row in grid.tuning_rows() if row.variant == variant]

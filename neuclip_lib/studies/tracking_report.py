@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neuclip_lib.methods import get_method
-from neuclip_lib.studies.keep import ABOUT, Kept
+from neuclip_lib.studies.keep import Kept
 from neuclip_lib.studies.pages import markdown, save_picture
 from neuclip_lib.training.pictures import LINES
 
@@ -30,11 +30,11 @@ class Found:
     """
 
     def __init__(self, kept: Kept) -> None:
-        names = sorted(path.stem for path in kept.folder.glob("*.json") if path.name != ABOUT)
-        if not names:
+        if not (names := kept.parts()):
             raise RuntimeError(f"nothing is measured in {kept.folder} yet")
         self.parts: dict[Setting, list[dict[str, Any]]] = {}
-        for part in map(kept.read, names):
+        for name in names:
+            part = kept.read(name, ("n", "batch_size", "curve"))
             self.parts.setdefault((part["n"], part["batch_size"]), []).append(part)
         self.settings = sorted(self.parts, key=lambda setting: (-setting[1], setting[0]))
         self.estimators = list(self.parts[self.settings[0]][0]["curve"][-1]["errors"])

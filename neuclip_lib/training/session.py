@@ -31,7 +31,7 @@ from neuclip_lib.training.measure import Stopwatch, Window, normalizer_errors, p
 from neuclip_lib.training.optim import set_learning_rates
 from neuclip_lib.training.run import CHECKPOINTS, FAILURE
 from neuclip_lib.training.signals import StopRequest
-from neuclip_lib.training.step import Guard, NonFinite, Seen, train_step
+from neuclip_lib.training.step import Diverged, Guard, NonFinite, Seen, train_step
 
 
 class Session:
@@ -197,7 +197,7 @@ class Session:
             checkpoint.save(checkpoint.step_folder(self.checkpoints, done), done, self.trainee.model, state)
             checkpoint.prune(self.checkpoints, self.config.keep_last)
 
-    def _failure(self, error: NonFinite) -> RuntimeError:
+    def _failure(self, error: NonFinite) -> Diverged:
         """Save the state and what was seen; the error to raise."""
         folder, report = self.folder / FAILURE, describe_failure(error.step, error.seen)
         state = {"step": error.step, "window": self.window.state_dict(), **self.trainee.state()}
@@ -205,7 +205,7 @@ class Session:
             checkpoint.save(folder, error.step, self.trainee.model, state)
             write_json(folder.with_suffix(".json"), report)
         shown = ", ".join(f"{name} {value}" for name, value in report.items() if name != "samples")
-        return RuntimeError(
+        return Diverged(
             f"the loss or its gradient is not a finite number: {shown}. The state before that step is in {folder}, "
             f"this report with the samples in {folder.with_suffix('.json')}. Try a smaller optim.lr, "
             "optim.clip_norm=1, prototypes.weight_cap=5, a larger temperature.low or precision='float32'"

@@ -88,6 +88,10 @@ class Seen:
     overflowed: Tensor
 
 
+class Diverged(RuntimeError):
+    """A run that cannot go on because its loss or gradient is not finite; nothing else is wrong with it."""
+
+
 class NonFinite(Exception):
     """A step (0 is the first) whose loss or gradient is not finite; it changed neither weights nor optimizer."""
 

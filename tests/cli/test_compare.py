@@ -28,15 +28,30 @@ def test_a_comparison_is_resumed_and_a_run_can_be_measured_again_with_the_same_r
     assert kept["lr"] == float(max(chosen, key=chosen.get))
     assert kept["split"] == "final"
 
+    # What is kept is not written over by a run that is trained anew.
+    whole = (out / "preset_neuclip_s0.json").read_text()
+    (out / "preset_neuclip_s0.json").write_text(json.dumps({**kept, "r@1": 99.0}))
+    assert main([*arguments, "--only", "preset_neuclip_s0", "--again"]) == 0
+    told = capfd.readouterr().out
+    assert f"R@1 {kept['r@1']:.2f} (mean" in told
+    assert "kept, and left as it is: R@1 99.00" in told
+    assert json.loads((out / "preset_neuclip_s0.json").read_text())["r@1"] == 99.0
+    (out / "preset_neuclip_s0.json").write_text(whole)
+
     before = {file: file.read_bytes() for file in out.glob("*.json")}
     (out / "preset_gcl-batch_s0.json").unlink()
     assert main(arguments) == 0  # the training is still there, so only its evaluation is done again
     assert {file: file.read_bytes() for file in out.glob("*.json")} == before
 
-    assert main([*arguments, "--only", "preset_neuclip_s0", "--again"]) == 0
-    assert f"it was {kept['r@1']:.2f}" in capfd.readouterr().out
-    again = json.loads((out / "preset_neuclip_s0.json").read_text())
-    assert {**again, "seconds": 0} == {**kept, "seconds": 0}
+    capfd.readouterr()
+    # A seed that comes later: the first one still chooses, and the table has both.
+    later = [word if word != "0" else "7" for word in arguments]
+    assert main([*later, "--", "--jobs", "2"]) == 0
+    assert "4 of 4 runs, 0 of them failed" in (page := capfd.readouterr().out)
+    assert "over the seeds 0, 7;" in page
+    assert len(list(out.glob("*_lr*.json"))) == 4
+    assert main([*later, "--table"]) == 0
+    assert "over the seeds 0, 7;" in capfd.readouterr().out
 
 
 def test_a_run_that_fails_is_reported_and_the_others_are_there(tmp_path, capfd):
@@ -65,7 +80,26 @@ def test_a_run_that_fails_is_reported_and_the_others_are_there(tmp_path, capfd):
         ([], "give a comparison's name"),
         (["mapp"], "did you mean 'map'"),
         (["map", "--methods", "neuclip"], "has its own methods"),
-        (["tracking", "--methods", "neuclip"], "is measured as it is"),
+        (
+            ["map", "--passes", "1", "--rates", "1e-3"],
+            "map has its own methods and settings; leave --passes, --rates out",
+        ),
+        (["map", "--data", "digits"], "leave --data out"),
+        (["map", "--passes", "0"], "leave --passes out"),
+        (["map", "--only", "nope"], "there is no run 'nope'"),
+        (["map", "--only", "B128-tau0.05_gcl-batch_s0", "--table"], "leave --table out"),
+        (["map", "--only", "B128-tau0.05_gcl-batch_s0", "--retry"], "leave --retry out"),
+        (["map", "--again"], "--again belongs to --only"),
+        (["map", "--table", "--retry"], "--table measures nothing"),
+        (["map", "--table"], "nothing is measured in"),
+        (["map", "--seeds", "1", "1"], "seeds of a comparison must differ"),
+        (["tracking", "--methods", "neuclip"], "has its own methods"),
+        (["tracking", "--jobs", "3"], "is measured as it is"),
+        (["--methods", "neuclip", "--name", "../up"], "is that of a folder"),
+        (["--methods", "neuclip", "--name", ""], "is that of a folder"),
+        (["--methods", "neuclip", "--name", "map"], "give yours another --name"),
+        (["--methods", "neuclip", "--rates", "0"], "optim.lr must be above 0"),
+        ([*METHODS, "--batch-sizes", "512"], "a batch of 512 is more than the"),
         (["--methods", "neuclip", "--jobs", "0"], "--jobs must be at least 1"),
         (["--methods", "neuclip", "neuclip"], "must differ"),
     ],

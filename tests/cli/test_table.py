@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from neuclip_lib.cli import _study, _table, readme
+from neuclip_lib.course.studies import config_sha256
 from neuclip_lib.course.studies import results as load_study
 from neuclip_lib.files import write_json
 from neuclip_lib.studies.keep import open_study
 from neuclip_lib.studies.known import get_grid
+from neuclip_lib.studies.measure import facts_of
 from neuclip_lib.training.log import training_seconds
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -134,6 +136,50 @@ def test_a_page_without_marks_or_a_study_is_refused(checkout: Path) -> None:
         readme.write(checkout)
 
 
+@pytest.mark.parametrize("again", [f"{BEGIN}\n{END}\n", MAP, BEGIN])
+def test_marks_that_are_there_twice_are_refused(checkout: Path, again: str) -> None:
+    readme.write(checkout)
+    page = checkout / "README.md"
+    page.write_text(page.read_text() + again)
+    for what in (readme.write, readme.is_current):
+        with pytest.raises(RuntimeError, match="once each"):
+            what(checkout)
+
+
+def test_a_page_with_other_line_ends_is_not_current_and_is_mended(checkout: Path) -> None:
+    readme.write(checkout)
+    page = checkout / "README.md"
+    whole = page.read_bytes()
+    page.write_bytes(whole.replace(b"\n", b"\r\n"))
+    assert not readme.is_current(checkout)
+    readme.write(checkout)
+    assert page.read_bytes() == whole
+
+
+def test_a_page_that_is_missing_or_no_text_is_named(checkout: Path) -> None:
+    page = checkout / "README.md"
+    page.write_bytes(b"\xff\xfe")
+    with pytest.raises(RuntimeError, match=r"README.md cannot be read"):
+        readme.is_current(checkout)
+    page.unlink()
+    with pytest.raises(RuntimeError, match=r"README.md cannot be read"):
+        readme.write(checkout)
+
+
+def test_a_map_of_another_definition_is_refused(checkout: Path) -> None:
+    measured(checkout, {})
+    study = checkout / "results" / "map" / "study.json"
+    about = json.loads(study.read_text())
+    about["config"]["passes"] = 2
+    write_json(study, about | {"config_sha256": config_sha256(about["config"])})
+    with pytest.raises(RuntimeError, match=r"another configuration \(passes differ"):
+        readme.write(checkout)
+    study.unlink()
+    write_json(checkout / "results" / "map" / "one.json", {})
+    with pytest.raises(RuntimeError, match=r"but no study\.json"):
+        readme.write(checkout)
+
+
 def measured(checkout: Path, scores: dict[tuple[str, str, int], float]) -> None:
     """Write rows of the map by (cell, method, seed)."""
     grid = get_grid("map")
@@ -141,7 +187,8 @@ def measured(checkout: Path, scores: dict[tuple[str, str, int], float]) -> None:
     for row in grid.rows():
         key = row.cell.name, row.variant.name, row.seed
         if key in scores:
-            kept.write(row.name, {"error": None, "r@1": scores[key], "unseen": {}, "normalizer_error": {}})
+            figures = {"r@1": scores[key], "unseen": {}, "normalizer_error": {}, "probe": []}
+            kept.write(row.name, {**facts_of(row), "lr": 2e-3, "error": None, **figures})
 
 
 def test_the_maps_section_says_who_is_first_where(checkout: Path) -> None:
@@ -185,7 +232,9 @@ def test_a_run_that_failed_does_not_flatter_its_method(checkout: Path) -> None:
     scores |= {(cell, "gcl-batch", 0): 60.0, (cell, "gcl-batch", 1): 10.0, (cell, "neuclip", 0): 50.0}
     measured(checkout, scores)
     row = next(row for row in grid.rows() if (row.cell.name, row.variant.name, row.seed) == (cell, "neuclip", 1))
-    open_study(checkout / "results" / "map", "", grid.as_json(), grid.seeds).write(row.name, {"error": "not finite"})
+    open_study(checkout / "results" / "map", "", grid.as_json(), grid.seeds).write(
+        row.name, {**facts_of(row), "error": "not finite"}
+    )
     readme.write(checkout)
     page = (checkout / "README.md").read_text()
     assert f"Highest mean R@1: gcl-batch in 1 of 4 settings ({cell})." in page

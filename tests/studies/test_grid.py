@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from neuclip_lib import data
 from neuclip_lib.studies import measure, tables
 from neuclip_lib.studies.grid import Cell, Grid, Variant, config_of, plain
 from neuclip_lib.studies.keep import open_study
 from neuclip_lib.studies.known import GRIDS, get_grid
+from neuclip_lib.training.step import Diverged
 
 GRID = Grid(
     "shape",
@@ -25,7 +27,7 @@ GRID = Grid(
 
 
 def result(row, score, error=None):
-    facts = {"method": row.variant.method, "seed": row.seed, "error": error}
+    facts = {**measure.facts_of(row), "lr": row.rate or 2e-3, "error": error}
     return {**facts, "r@1": score, "normalizer_error": {}, "unseen": {}, "probe": []}
 
 
@@ -56,6 +58,114 @@ def test_rows_that_choose_a_rate_use_one_seed_one_setting_and_validation_alone()
     assert {config.eval_split for config in configs} == {"validation"}
     assert {config.batch_size for config in configs} == {16}
     assert [config.optim.lr for config in configs] == [1e-3, 2e-3] * 2
+
+
+def test_options_of_the_whole_comparison_hold_in_every_row_and_give_way_to_those_of_cell_and_variant():
+    common = {"prototypes.m": 32, "batch_size": 4, "prototypes.updates": 7}
+    rows = {row.name: row for row in GRID.rows()}
+    grid = replace(GRID, options=common)
+    plain_row = config_of(grid, rows["B8_gcl-batch_s0"], pairs=100, learning_rate=None)
+    wide = config_of(grid, rows["B8_wide_s0"], pairs=100, learning_rate=None)
+    assert (plain_row.prototypes.m, plain_row.prototypes.updates, plain_row.batch_size) == (32, 7, 8)
+    assert (wide.prototypes.m, wide.prototypes.updates) == (64, 7)
+    assert grid.as_json()["options"] == common
+    assert grid.as_json()["config"]["prototypes"]["m"] == 32
+
+
+def test_passes_are_counted_in_the_pairs_that_the_rows_run_trains_on():
+    # The tiny preset makes 256 captions; the set itself would make many more.
+    row = next(GRID.rows())
+    config = measure.row_config(GRID, row)
+    pairs = data.load("captions", "train+validation", n=256)
+    assert config.data_options == {"n": 256}
+    assert config.steps == round(3 * (len(pairs) // 8)) < 100
+    tuned = measure.row_config(GRID, next(GRID.tuning_rows()))
+    assert tuned.steps == round(3 * (len(data.load("captions", "train", n=256)) // 16))
+    with pytest.raises(ValueError, match="a batch of 512 is more than the"):
+        measure.row_config(
+            replace(GRID, cells=(Cell("B=16", {"batch_size": 512}),)),
+            replace(row, cell=Cell("B=16", {"batch_size": 512})),
+        )
+
+
+def study_of(tmp_path, scores=(4.0, 3.0, 5.0, 9.0)):
+    """A study whose learning rates are chosen: 1e-3 for gcl-batch, 2e-3 for wide."""
+    kept = open_study(tmp_path / "shape", "command", GRID.as_json(), GRID.seeds)
+    for row, score in zip(GRID.tuning_rows(), scores, strict=True):
+        kept.write(row.name, result(row, score))
+    return kept
+
+
+def test_a_row_at_another_rate_than_the_chosen_one_is_refused(tmp_path):
+    kept = study_of(tmp_path)
+    rows = {row.name: row for row in GRID.rows()}
+    kept.write("B8_gcl-batch_s0", result(rows["B8_gcl-batch_s0"], 50.0) | {"lr": 1e-3})
+    kept.write("B8_wide_s0", result(rows["B8_wide_s0"], 51.0) | {"lr": 2e-3})
+    assert len(tables.read(GRID, kept).results) == 2
+    # A rate that had failed is measured again and turns out to be the best.
+    kept.write("B16_gcl-batch_lr0.002", result(list(GRID.tuning_rows())[1], 8.0))
+    with pytest.raises(RuntimeError, match=r"B8_gcl-batch_s0 at 0.001, chosen is 0.002\n"):
+        tables.read(GRID, kept)
+    kept.forget("B16_gcl-batch_lr0.002")  # not chosen yet: nothing to hold it against
+    assert len(tables.read(GRID, kept).results) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"seed": 1}, "seed is 1 there and 0 in this run"),
+        ({"variant": "gcl-batch"}, "variant is 'gcl-batch' there"),
+        ({"split": "tune"}, "split is 'tune' there"),
+        ({"cell": "B=16"}, "cell is 'B=16' there"),
+        ({"method": None}, "method is None there"),
+        ({"error": 3}, "does not say whether the run failed"),
+        ({"r@1": None}, "r@1 is None"),
+        ({"unseen": []}, r"unseen is \[\]"),
+    ],
+)
+def test_figures_of_another_run_are_not_taken_for_this_ones(tmp_path, change, words):
+    kept = study_of(tmp_path)
+    row = next(row for row in GRID.rows() if row.name == "B8_wide_s0")
+    kept.write(row.name, result(row, 51.0) | change)
+    with pytest.raises(RuntimeError, match=words):
+        tables.read(GRID, kept)
+
+
+def test_the_setting_that_chooses_rates_cannot_move_and_more_settings_may_come(tmp_path):
+    grid = replace(GRID, tuning_cell=None)
+    open_study(tmp_path / "shape", "command", grid.as_json(), grid.seeds)
+    more = replace(grid, cells=(*grid.cells, Cell("B=4", {"batch_size": 4})))
+    open_study(tmp_path / "shape", "command", more.as_json(), grid.seeds, growing=("variants", "cells"))
+    front = replace(more, cells=more.cells[::-1])
+    with pytest.raises(RuntimeError, match="tuning_cell differ"):
+        open_study(tmp_path / "shape", "command", front.as_json(), grid.seeds, growing=("variants", "cells"))
+
+
+def test_tables_show_every_seed_that_is_kept(tmp_path):
+    kept = study_of(tmp_path)
+    for row in GRID.rows():
+        kept.write(row.name, result(row, 50.0 + row.seed) | {"lr": 1e-3 if row.variant.name == "gcl-batch" else 2e-3})
+    page = tables.report(tables.read(replace(GRID, seeds=(1,)), kept), "the command")
+    assert "8 of 8 runs" in page
+    assert "over the seeds 0, 1;" in page
+
+
+def test_a_run_that_diverges_is_a_result_and_one_that_cannot_be_measured_is_not(tmp_path, monkeypatch):
+    kept = study_of(tmp_path)
+    row = next(GRID.rows())
+
+    def broken(error):
+        def train(config, out):
+            raise error
+
+        monkeypatch.setattr(measure, "train", train)
+
+    broken(Diverged("not finite"))
+    assert measure.measure_row(GRID, row, kept, tmp_path)["error"] == "not finite"
+    broken(RuntimeError("another process is training in there"))
+    with pytest.raises(RuntimeError, match="another process"):
+        measure.measure_row(GRID, row, kept, tmp_path)
+    assert not kept.has(row.name)
 
 
 def test_the_best_rate_on_validation_is_chosen_and_failed_ones_are_not(tmp_path):
@@ -123,6 +233,15 @@ def test_a_verdict_says_no_more_than_its_interval(differences, words):
         ({"seeds": ()}, "at least one method"),
         ({"tuning_cell": "B=3"}, "no cell 'B=3'"),
         ({"passes": 0}, "passes must be positive"),
+        ({"passes": float("inf")}, "passes must be positive and finite"),
+        ({"learning_rates": (0.0,)}, "optim.lr must be above 0"),
+        ({"learning_rates": (-1.0, 1e-3)}, "optim.lr must be above 0"),
+        ({"learning_rates": (1e-3, 1.0000001e-3)}, "two runs would be kept as"),
+        ({"variants": (Variant("a b", "neuclip"), Variant("A=-b", "neuclip"))}, "two runs would be kept as"),
+        ({"study": "../elsewhere"}, "is that of a folder"),
+        ({"study": ""}, "is that of a folder"),
+        ({"study": ".hidden"}, "is that of a folder"),
+        ({"study": "a/b"}, "is that of a folder"),
         ({"variants": (Variant("x", "neuklip"),)}, "there is no method 'neuklip'"),
         ({"cells": (Cell("one", {"batch_size": 1}),), "tuning_cell": None}, "batch_size must be at least 2"),
     ],
