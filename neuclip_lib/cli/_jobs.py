@@ -158,6 +158,8 @@ class Job:
             file.seek(self._offset)
             lines = [line.rstrip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
         ended = f"exit code {code}" if code > 0 else f"ended by {_signal_name(-code)}"
+        if ended == "ended by SIGKILL":  # its last line says nothing about why
+            lines = ["the system ended it, often for want of memory; try fewer at a time"]
         begins = max((i for i, line in enumerate(lines) if line.startswith("error:")), default=len(lines) - 1)
         said = "\n    ".join(lines[begins:][:12]) if lines else "it printed nothing"
         return f"{said}\n    ({ended}; all that it printed: {self.log})"

@@ -26,7 +26,10 @@ elif what == "fail":
     print("a line before")
     print("error: tau is 3, expected .01 to 1\\nsee the guide")
     sys.exit(3)
+elif what == "mute":
+    sys.exit(4)
 elif what == "die":
+    print("step 10: loss 3.2", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 elif what == "tell":
     names = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY")
@@ -88,8 +91,12 @@ def test_the_error_is_that_of_this_time(tmp_path: Path) -> None:
     bad.log.write_text("error: an old one\n")
     run_jobs([bad], 1, io.StringIO())
     assert bad.error is not None and "an old one" not in bad.error
-    assert "it printed nothing" in bad.error and "ended by SIGKILL" in bad.error
-    assert bad.log.read_text() == "error: an old one\n", "what was printed before is kept"
+    assert "often for want of memory" in bad.error and "(ended by SIGKILL;" in bad.error
+    assert "loss 3.2" not in bad.error
+    mute = job(tmp_path, "mute", ("mute",))
+    run_jobs([mute], 1, io.StringIO())
+    assert mute.error is not None and "it printed nothing\n    (exit code 4;" in mute.error
+    assert bad.log.read_text().startswith("error: an old one\n"), "what was printed before is kept"
 
 
 def test_children_have_one_sleeping_thread_no_input_and_a_session_of_their_own(
